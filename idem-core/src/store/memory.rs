@@ -1,0 +1,331 @@
+//! The store in this process's memory: for documentation, models and tests.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use super::rows::{self, ClaimAs, Loaded, Rows, Snapshot};
+use super::{
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError, StoreTx,
+    Terms, Tx,
+};
+use crate::clock::{Clock, SystemClock};
+use crate::key::{ConsumerName, EventKey};
+use crate::machine::{Decision, Input, Record, State, Token, step};
+use crate::timestamp::Timestamp;
+
+/// Rows in this process's memory. Nothing outlives the process, so this guards nothing that matters: use it in
+/// documentation and tests.
+///
+/// One transaction at a time; everything else waits for it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use idem_core::ManualClock;
+/// use idem_core::store::MemoryStore;
+///
+/// let clock = Arc::new(ManualClock::default());
+/// let store = MemoryStore::with_clock(clock.clone());
+/// # drop(store);
+/// ```
+#[derive(Clone)]
+pub struct MemoryStore {
+    table: Arc<Mutex<Table>>,
+}
+
+type Place = (ConsumerName, EventKey);
+
+struct Table {
+    rows: BTreeMap<Place, Snapshot>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+}
+
+impl MemoryStore {
+    /// With a clock that plays the database's.
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self { table: Arc::new(Mutex::new(Table { rows: BTreeMap::new(), clock })) }
+    }
+}
+
+impl Store for MemoryStore {
+    fn engine(&self) -> Engine {
+        Engine::Memory
+    }
+
+    fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async { Ok(()) }.boxed()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [ClaimRequest],
+    ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
+        async move { rows::claim(&mut *self.table.lock().await, terms, requests, ClaimAs::Processing).await }.boxed()
+    }
+
+    fn renew<'a>(
+        &'a self,
+        terms: &'a Terms,
+        held: &'a [(EventKey, Token)],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
+        async move { rows::renew(&mut *self.table.lock().await, terms, held).await }.boxed()
+    }
+
+    fn complete<'a>(
+        &'a self,
+        terms: &'a Terms,
+        done: &'a [Completion],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
+        async move { rows::complete(&mut *self.table.lock().await, terms, done).await }.boxed()
+    }
+
+    fn fail<'a>(
+        &'a self,
+        terms: &'a Terms,
+        failed: &'a [FailedTry],
+    ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>> {
+        async move { rows::fail(&mut *self.table.lock().await, terms, failed).await }.boxed()
+    }
+
+    fn release<'a>(
+        &'a self,
+        terms: &'a Terms,
+        held: &'a [(EventKey, Token)],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
+        async move { rows::release(&mut *self.table.lock().await, terms, held).await }.boxed()
+    }
+
+    fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
+        async {
+            let table = Arc::clone(&self.table).lock_owned().await;
+            Ok(Tx::new(MemoryTx { table, undo: Vec::new(), savepoints: Vec::new() }))
+        }
+        .boxed()
+    }
+
+    fn read<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        keys: &'a [EventKey],
+    ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
+        async move {
+            let keys: Vec<_> = keys.iter().collect();
+            let loaded = self.table.lock().await.load(consumer, &keys).await?;
+            Ok(loaded.rows.into_iter().map(|row| row.map_or(State::Absent, |snapshot| snapshot.state)).collect())
+        }
+        .boxed()
+    }
+
+    fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async { Ok(()) }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async {}.boxed()
+    }
+}
+
+impl Rows for Table {
+    async fn insert(
+        &mut self,
+        terms: &Terms,
+        requests: &[&ClaimRequest],
+        claim_as: ClaimAs,
+    ) -> Result<HashMap<EventKey, Timestamp>, StoreError> {
+        let now = self.clock.timestamp();
+        let mut inserted = HashMap::new();
+        for request in requests {
+            let place = (terms.consumer.clone(), request.key.clone());
+            if self.rows.contains_key(&place) {
+                continue;
+            }
+            let record = Record { payload: request.payload, attempts: 1, fence: 1 };
+            let state = match claim_as {
+                ClaimAs::Completed => State::Completed { record, token: Some(request.token) },
+                ClaimAs::Processing => {
+                    State::Processing { record, token: request.token, locked_until: now.plus(terms.lease) }
+                }
+            };
+            self.rows.insert(place, Snapshot { state, message_id: Some(request.message_id.to_string()), error: None });
+            inserted.insert(request.key.clone(), now);
+        }
+        Ok(inserted)
+    }
+
+    async fn load(&mut self, consumer: &ConsumerName, keys: &[&EventKey]) -> Result<Loaded, StoreError> {
+        let row = |key: &&EventKey| self.rows.get(&(consumer.clone(), (*key).clone())).cloned();
+        Ok(Loaded { now: self.clock.timestamp(), rows: keys.iter().map(row).collect() })
+    }
+
+    async fn replace(
+        &mut self,
+        terms: &Terms,
+        key: &EventKey,
+        from: &State,
+        to: &State,
+        error: Option<&str>,
+    ) -> Result<bool, StoreError> {
+        let place = (terms.consumer.clone(), key.clone());
+        let Some(row) = self.rows.get_mut(&place).filter(|row| row.state == *from) else { return Ok(false) };
+        row.state = *to;
+        if let Some(error) = error {
+            row.error = Some(error.to_owned());
+        }
+        Ok(true)
+    }
+
+    async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<Vec<EventKey>, StoreError> {
+        let mut applied = Vec::new();
+        for Completion { request, attempt, fence } in done {
+            let place = (terms.consumer.clone(), request.key.clone());
+            let row = self.rows.entry(place).or_insert_with(|| {
+                let record = Record { payload: request.payload, attempts: *attempt, fence: *fence };
+                let state = State::Processing { record, token: request.token, locked_until: Timestamp::EPOCH };
+                Snapshot { state, message_id: Some(request.message_id.to_string()), error: None }
+            });
+            let moved = step(&row.state, Input::Complete { token: request.token });
+            if let Some(moved) = moved.ok().filter(|moved| moved.decision == Decision::Applied) {
+                row.state = moved.next;
+                applied.push(request.key.clone());
+            }
+        }
+        Ok(applied)
+    }
+
+    async fn renew(&mut self, terms: &Terms, held: &[(&EventKey, Token)]) -> Result<Vec<EventKey>, StoreError> {
+        let now = self.clock.timestamp();
+        let mut renewed = Vec::new();
+        for (key, token) in held {
+            let Some(row) = self.rows.get_mut(&(terms.consumer.clone(), (*key).clone())) else { continue };
+            let moved = step(&row.state, Input::Renew { token: *token, now, lease: terms.lease });
+            if let Some(moved) = moved.ok().filter(|moved| moved.decision == Decision::Applied) {
+                row.state = moved.next;
+                renewed.push((*key).clone());
+            }
+        }
+        Ok(renewed)
+    }
+}
+
+/// Holds the table's lock, and remembers what rows were before. Dropping it puts them back.
+struct MemoryTx {
+    table: OwnedMutexGuard<Table>,
+    undo: Vec<(Place, Option<Snapshot>)>,
+    /// How much of `undo` there was at each savepoint.
+    savepoints: Vec<usize>,
+}
+
+impl MemoryTx {
+    fn remember(&mut self, consumer: &ConsumerName, keys: impl Iterator<Item = EventKey>) {
+        for key in keys {
+            let place = (consumer.clone(), key);
+            let row = self.table.rows.get(&place).cloned();
+            self.undo.push((place, row));
+        }
+    }
+
+    fn undo_to(&mut self, length: usize) {
+        for (place, row) in self.undo.drain(length..).rev() {
+            match row {
+                Some(row) => self.table.rows.insert(place, row),
+                None => self.table.rows.remove(&place),
+            };
+        }
+    }
+}
+
+impl Drop for MemoryTx {
+    fn drop(&mut self) {
+        self.undo_to(0);
+    }
+}
+
+impl StoreTx for MemoryTx {
+    fn engine(&self) -> Engine {
+        Engine::Memory
+    }
+
+    fn claim<'a>(
+        &'a mut self,
+        terms: &'a Terms,
+        requests: &'a [ClaimRequest],
+    ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
+        async move {
+            self.remember(&terms.consumer, requests.iter().map(|request| request.key.clone()));
+            rows::claim(&mut *self.table, terms, requests, ClaimAs::Completed).await
+        }
+        .boxed()
+    }
+
+    fn overwrite<'a>(
+        &'a mut self,
+        terms: &'a Terms,
+        rows: &'a [(EventKey, State, String)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            self.remember(&terms.consumer, rows.iter().map(|(key, ..)| key.clone()));
+            for (key, state, error) in rows {
+                if let Some(row) = self.table.rows.get_mut(&(terms.consumer.clone(), key.clone())) {
+                    row.state = *state;
+                    row.error = Some(error.clone());
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async {
+            self.savepoints.push(self.undo.len());
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn rollback_to_savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async {
+            let length = self.savepoints.pop().unwrap_or(0);
+            self.undo_to(length);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn release_savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async {
+            self.savepoints.pop();
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn execute(&mut self, _statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
+        async { Err(sqlx::Error::Configuration("the in-memory store has no SQL".into())) }.boxed()
+    }
+
+    fn connection(&mut self) -> &mut (dyn Any + Send) {
+        &mut self.savepoints
+    }
+
+    fn commit(mut self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.undo.clear();
+        async { Ok(()) }.boxed()
+    }
+
+    fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
+        drop(self);
+        async { Ok(()) }.boxed()
+    }
+}

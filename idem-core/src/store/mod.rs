@@ -1,0 +1,248 @@
+//! Where the rows are: the contract that every store keeps.
+//!
+//! A store decides nothing. It reads rows, asks [`machine::step`](crate::machine::step), and writes the answer *only if
+//! the row is still the one it read*. The unique pair of consumer and key is what lets one of several workers win [S3].
+
+mod error;
+mod memory;
+mod tx;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod migrate;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+pub(crate) mod rows;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+#[cfg(feature = "test-util")]
+pub mod contract;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::Fingerprint;
+use crate::key::{ConsumerName, EventKey};
+use crate::machine::{Decision, FailureCause, State, Token};
+use crate::timestamp::Timestamp;
+
+pub use error::{StoreError, StoreErrorKind, unique_violation};
+pub use memory::MemoryStore;
+pub use tx::{Statement, StoreTx, Tx, Value, WrongEngine, sql};
+
+/// The engines that idem can keep its rows in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Engine {
+    /// PostgreSQL, the reference.
+    Postgres,
+    /// SQLite, the embedded default.
+    Sqlite,
+    /// This process's memory: for documentation, models and tests. Gone when the process is.
+    Memory,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::Postgres => "PostgreSQL",
+            Engine::Sqlite => "SQLite",
+            Engine::Memory => "in-memory",
+        })
+    }
+}
+
+/// On whose behalf rows are claimed, and on which terms.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// The consumer [K3].
+    pub consumer: ConsumerName,
+    /// How long a claim holds [L1].
+    pub lease: Duration,
+    /// How often a job may be tried.
+    pub max_attempts: u32,
+    /// The instance that claims. Shown to people; never compared.
+    pub owner: Arc<str>,
+}
+
+/// One message asks for a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// The job's key.
+    pub key: EventKey,
+    /// Names this claim: new for each, the same only when a claim is asked again because its reply was lost.
+    pub token: Token,
+    /// What the message says.
+    pub payload: Option<Fingerprint>,
+    /// Names the delivery. Kept of the delivery that made the row, so that later ones can be told from it.
+    pub message_id: Arc<str>,
+}
+
+/// The answer to a [`ClaimRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What to do.
+    pub decision: Decision,
+    /// The row after the claim. For [`Decision::Run`] always `PROCESSING`, although a transaction's claim stores it as
+    /// completed at once.
+    pub state: State,
+    /// The database's clock when it was decided.
+    pub now: Timestamp,
+    /// Which delivery made the row; nothing for a row that this claim made.
+    pub first_message_id: Option<String>,
+    /// The last error of the job, for [`Decision::Exhausted`].
+    pub error: Option<String>,
+}
+
+/// A holder says that its effect is done. Everything that the row needs is in it, in case the row is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The claim's request.
+    pub request: ClaimRequest,
+    /// The claim's attempt.
+    pub attempt: u32,
+    /// The claim's fence.
+    pub fence: i64,
+}
+
+/// A holder says that its try failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedTry {
+    /// The job's key.
+    pub key: EventKey,
+    /// The claim's token.
+    pub token: Token,
+    /// Whether trying again is of use, and after which wait, counted from the database's clock at the write.
+    pub retry: Retry,
+    /// The error, for people. At most [`MAX_ERROR_BYTES`](crate::MAX_ERROR_BYTES).
+    pub error: String,
+}
+
+/// Whether and when a failed job is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// After this wait, if it has tries left.
+    After(Duration),
+    /// Never.
+    Never,
+}
+
+impl Retry {
+    /// The same for the state machine, which knows instants only.
+    pub fn cause(self, now: Timestamp) -> FailureCause {
+        match self {
+            Retry::After(wait) => FailureCause::Transient { retry_at: now.plus(wait) },
+            Retry::Never => FailureCause::Terminal,
+        }
+    }
+}
+
+/// The answer to a write that is fenced by the claim's token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fenced {
+    /// It stands.
+    Applied,
+    /// The writer no longer holds the job: it must claim neither success nor failure.
+    LeaseLost,
+}
+
+/// The answer to a [`FailedTry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailureWritten {
+    /// Whether it stands.
+    pub fenced: Fenced,
+    /// The row after it: says whether and when the job is tried again.
+    pub state: State,
+    /// The database's clock.
+    pub now: Timestamp,
+}
+
+/// Where the rows are.
+///
+/// # Contract
+/// Every store passes the suite in `store/contract.rs`, which compares it with [`machine::step`](crate::machine::step).
+///
+/// - **Unique.** At most one row for a consumer and key, compared byte by byte; whoever inserts it first has the claim [S3].
+/// - **Fenced.** [`complete`](Self::complete), [`fail`](Self::fail), [`renew`](Self::renew) and [`release`](Self::release)
+///   change a row only while its token is the holder's; otherwise the answer is [`Fenced::LeaseLost`] and the row stays.
+/// - **Durable.** What a method answered is on disk (as far as the engine promises) before it answers, except inside a
+///   transaction, where it is with the commit. A worker that dies between two calls leaves the row as the last answer said;
+///   one that dies during a call leaves it as before or as after, never in between.
+/// - **Database time.** Every instant is read from the database's clock when the decision is taken, after any wait for a lock.
+/// - **Batches.** Answers come in the order of the requests. Rows are locked in the order of their keys' bytes, so that
+///   batches do not deadlock with each other. A key may occur twice: the second is told that the first is in progress.
+/// - **Isolation.** Statements see what was committed before they began (READ COMMITTED); a caller's own isolation default
+///   does not change this.
+///
+/// # Errors
+/// Every method: [`StoreErrorKind::Unavailable`] if the store did not answer (the row is as before or as after; ask again
+/// with the same token), [`StoreErrorKind::Contention`] if the engine broke a deadlock or wait (the row is as before), and
+/// [`StoreErrorKind::Broken`] if the statement cannot work.
+///
+/// # Cancel safety
+/// Dropping any of these futures leaves no open transaction behind. The row is as before or as after; ask again with the
+/// same token.
+pub trait Store: Send + Sync + 'static {
+    /// Which engine this is.
+    fn engine(&self) -> Engine;
+
+    /// Brings the tables to this version. Safe when several processes do it at once; touches nothing but idem's own tables.
+    ///
+    /// # Errors
+    /// As above, and [`StoreErrorKind::Schema`] if the tables are of a newer version: nothing is changed.
+    fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Asks for the jobs, each on its own: claimed rows are `PROCESSING` and committed when this answers.
+    fn claim<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [ClaimRequest],
+    ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>>;
+
+    /// Extends the leases of `held` by `terms.lease` from now. Runs on a connection that no handler can occupy [L2].
+    fn renew<'a>(
+        &'a self,
+        terms: &'a Terms,
+        held: &'a [(EventKey, Token)],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>>;
+
+    /// Marks jobs as completed. A row that is gone is written anew as completed.
+    fn complete<'a>(
+        &'a self,
+        terms: &'a Terms,
+        done: &'a [Completion],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>>;
+
+    /// Marks tries as failed.
+    fn fail<'a>(
+        &'a self,
+        terms: &'a Terms,
+        failed: &'a [FailedTry],
+    ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>>;
+
+    /// Gives back jobs whose handler has not begun.
+    fn release<'a>(
+        &'a self,
+        terms: &'a Terms,
+        held: &'a [(EventKey, Token)],
+    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>>;
+
+    /// Begins the transaction of an atomic handler.
+    fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>>;
+
+    /// Reads rows as they are; [`State::Absent`] for those that are not there.
+    fn read<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        keys: &'a [EventKey],
+    ) -> BoxFuture<'a, Result<Vec<State>, StoreError>>;
+
+    /// Whether the store answers and can be written to.
+    fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Closes all connections. Later calls fail.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
