@@ -22,6 +22,8 @@ have() { command -v "$1" >/dev/null; }
 # Installs Debian packages when run as root; otherwise says what to run.
 need_packages() { # [PACKAGE]...
     [ $# -gt 0 ] || return 0
+    # shellcheck disable=SC2046
+    set -- $(printf '%s\n' "$@" | sort -u)
     have apt-get || misused "something is missing; on Debian it would be: $*"
     [ "$(id -u)" = 0 ] || misused "something is missing; as root run: apt-get update && apt-get install -y $*"
     say "installing $*"

@@ -483,22 +483,25 @@ impl Spec {
 pub trait Headers: Sync {
     /// The value of the *last* header of that name. The name is compared without regard to case for `idempotency-key`
     /// only.
-    fn last(&self, name: &str) -> Option<&[u8]>;
+    fn value(&self, name: &str) -> Option<&[u8]>;
 }
 
 /// No headers.
 impl Headers for () {
-    fn last(&self, _name: &str) -> Option<&[u8]> {
+    fn value(&self, _name: &str) -> Option<&[u8]> {
         None
     }
 }
 
 /// Pairs of name and value, in the order of the message.
-impl Headers for [(String, Vec<u8>)] {
-    fn last(&self, name: &str) -> Option<&[u8]> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderList(pub Vec<(String, Vec<u8>)>);
+
+impl Headers for HeaderList {
+    fn value(&self, name: &str) -> Option<&[u8]> {
         let same =
             |other: &str| if name == "idempotency-key" { other.eq_ignore_ascii_case(name) } else { other == name };
-        self.iter().rev().find(|(other, _)| same(other)).map(|(_, value)| value.as_slice())
+        self.0.iter().rev().find(|(other, _)| same(other)).map(|(_, value)| value.as_slice())
     }
 }
 
@@ -644,19 +647,18 @@ mod tests {
     #[test]
     fn downstream_keys_are_stable_over_releases() {
         let job = Job::detached(ConsumerName::new("payment").unwrap(), EventKey::from_parts(["P-1"]).unwrap());
-        assert_eq!(job.downstream_key("charge"), "PINNED");
+        assert_eq!(job.downstream_key("charge"), "ba248d7d-4c96-5904-b751-4ad1bdd8cf8b");
     }
 
     #[test]
     fn the_last_header_counts_and_only_one_name_ignores_case() {
-        let headers = [
+        let headers = HeaderList(vec![
             ("Idempotency-Key".to_owned(), b"1".to_vec()),
             ("request".to_owned(), b"2".to_vec()),
             ("request".to_owned(), b"3".to_vec()),
-        ];
-        let headers = &headers[..];
-        assert_eq!(headers.last("idempotency-key"), Some(&b"1"[..]));
-        assert_eq!(headers.last("request"), Some(&b"3"[..]));
-        assert_eq!(headers.last("Request"), None);
+        ]);
+        assert_eq!(headers.value("idempotency-key"), Some(&b"1"[..]));
+        assert_eq!(headers.value("request"), Some(&b"3"[..]));
+        assert_eq!(headers.value("Request"), None);
     }
 }

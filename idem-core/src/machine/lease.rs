@@ -53,6 +53,11 @@ impl RunDeadline {
         self.ceiling <= self.lease_end()
     }
 
+    /// How long a handler may go on after it was told to stop at [`at`](Self::at): half of what is then left of the lease.
+    pub fn grace(&self) -> Duration {
+        margin(self.lease) / 2
+    }
+
     /// How long after a confirmed request the next renewal is due.
     pub fn renewal_interval(lease: Duration) -> Duration {
         lease / 3
@@ -85,7 +90,7 @@ mod tests {
     fn the_handler_is_gone_before_a_takeover_is_possible() {
         let lease = 30 * SECOND;
         let mut deadline = RunDeadline::claimed(100 * SECOND, lease, 1000 * SECOND);
-        assert!(deadline.at() < 100 * SECOND + lease);
+        assert!(deadline.at() + deadline.grace() < 100 * SECOND + lease);
         deadline.renewed(110 * SECOND);
         assert!(deadline.at() < 110 * SECOND + lease);
         deadline.renewed(105 * SECOND); // an answer that comes late takes nothing back

@@ -1,0 +1,177 @@
+//! One delivered message on its way to a handler, without the handler's types.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::fingerprint::{Fingerprint, FingerprintError};
+use crate::handler::{Call, Handler, HandlerFailure, Headers, Job, Requirements, States, capped, with_causes};
+use crate::key::{EventKey, KeyError};
+use crate::machine::Token;
+use crate::store::{ClaimRequest, Tx};
+
+/// The bytes of a message, shared with whoever received it.
+pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A message whose key is known: ready to ask for its job.
+pub struct Delivery {
+    pub(crate) request: ClaimRequest,
+    /// Of an earlier try that was stopped because the store was away: it gives its attempt back first.
+    pub(crate) unreleased: Option<Token>,
+    payload: Payload,
+    /// Decoded already; taken by the first run, decoded again for further ones. In a lock only because an event need not be
+    /// `Sync`.
+    event: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Why a message cannot ask for a job [K4]. Trying again gives the same.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// There is no body (a tombstone), or it is not what the handler takes.
+    #[error("the message is not an event of this handler: {reason}")]
+    Undecodable {
+        /// What the decoder said.
+        reason: String,
+    },
+    /// There is no usable key.
+    #[error("the message has no usable key")]
+    NoKey(#[source] KeyError),
+    /// Its fields cannot be fingerprinted.
+    #[error("the message cannot be fingerprinted")]
+    NoFingerprint(#[source] FingerprintError),
+}
+
+impl Delivery {
+    /// The job's key.
+    pub fn key(&self) -> &EventKey {
+        &self.request.key
+    }
+
+    /// Names the delivery.
+    pub fn message_id(&self) -> &Arc<str> {
+        &self.request.message_id
+    }
+
+    /// What the message says, as a digest.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.request.payload
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.request.token
+    }
+
+    /// For a new claim, which must not be taken for the one before.
+    pub(crate) fn renew_token(&mut self) {
+        self.request.token = new_token();
+    }
+
+    pub(crate) fn take_event(&mut self) -> (Option<Box<dyn Any + Send>>, Payload) {
+        let event = self.event.get_mut().expect("nothing panics while it is held").take();
+        (event, Arc::clone(&self.payload))
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+fn new_token() -> Token {
+    Token(Uuid::new_v4())
+}
+
+/// An event on its way into a call: decoded, or still to be decoded.
+pub(crate) type RawEvent = (Option<Box<dyn Any + Send>>, Payload);
+
+/// A [`Handler`] without its types.
+pub(crate) trait DynHandler: Send + Sync {
+    fn require(&self, requirements: &mut Requirements<'_>);
+    fn prepare(
+        &self,
+        payload: Option<Payload>,
+        headers: &dyn Headers,
+        message_id: Arc<str>,
+    ) -> Result<Delivery, Rejection>;
+    fn call<'a>(
+        &self,
+        jobs: &'a [Job],
+        events: Vec<RawEvent>,
+        tx: Option<&'a mut Tx>,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<(), HandlerFailure>>;
+}
+
+pub(crate) struct Typed<H>(pub(crate) H);
+
+impl<H: Handler> DynHandler for Typed<H> {
+    fn require(&self, requirements: &mut Requirements<'_>) {
+        H::require(requirements);
+    }
+
+    fn prepare(
+        &self,
+        payload: Option<Payload>,
+        headers: &dyn Headers,
+        message_id: Arc<str>,
+    ) -> Result<Delivery, Rejection> {
+        let payload = payload.ok_or_else(|| undecodable("it has no body (a tombstone)"))?;
+        let bytes = (*payload).as_ref();
+        let event: H::Event = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
+        let key = H::key(&event, headers).map_err(Rejection::NoKey)?;
+        let fingerprint = match H::fingerprint(&event) {
+            Some(chosen) => chosen,
+            None => {
+                let whole: Value = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
+                Fingerprint::of(&whole)
+            }
+        };
+        let request = ClaimRequest {
+            key,
+            token: new_token(),
+            payload: Some(fingerprint.map_err(Rejection::NoFingerprint)?),
+            message_id,
+        };
+        Ok(Delivery { request, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
+    }
+
+    fn call<'a>(
+        &self,
+        jobs: &'a [Job],
+        events: Vec<RawEvent>,
+        tx: Option<&'a mut Tx>,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<(), HandlerFailure>> {
+        async move {
+            let events = events.into_iter().map(decode::<H::Event>).collect::<Result<_, _>>()?;
+            H::call(Call { events, jobs, tx, states }).await
+        }
+        .boxed()
+    }
+}
+
+/// The event of the first run, or the payload decoded once more: an event need not be `Clone`.
+fn decode<E: serde::de::DeserializeOwned + 'static>((event, payload): RawEvent) -> Result<E, HandlerFailure> {
+    if let Some(event) = event.and_then(|event| event.downcast::<E>().ok()) {
+        return Ok(*event);
+    }
+    serde_json::from_slice((*payload).as_ref()).map_err(|error| HandlerFailure::from_error(&error))
+}
+
+fn undecodable(reason: &str) -> Rejection {
+    Rejection::Undecodable { reason: capped(reason.to_owned()) }
+}
+
+impl Rejection {
+    /// The error and its causes, bounded.
+    pub fn describe(&self) -> String {
+        with_causes(self)
+    }
+}

@@ -1,0 +1,346 @@
+//! Claim, effect and completion in one transaction [T1], for many messages at once.
+//!
+//! The common case is optimistic: one transaction, no savepoints. When a handler fails there, everything is rolled back and
+//! run again with savepoints, so that the failing message neither takes its neighbours along nor makes them slow. Handlers
+//! therefore may run more than once for one message; only what the last transaction did is kept.
+
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio_util::sync::CancellationToken;
+
+use super::{CrashPoint, Delivery, Inner, Ordering, Outcome, Report, Undecided, caught, jitter};
+use crate::handler::{HandlerFailure, Job};
+use crate::machine::{Decision, Failure, FailureCause, Input, Run, State, TryFailed, step};
+use crate::store::{Answer, Retry, StoreError, StoreErrorKind, Tx};
+
+/// Messages between two savepoints once failures were seen: few enough to repeat, many enough that the savepoints cost
+/// little.
+const SEGMENT: usize = 16;
+/// How many batches after a failing one set savepoints at once.
+const SUSPICIOUS_BATCHES: u32 = 8;
+/// How often a transaction that lost a deadlock or wait is tried again before it is split or given back.
+const CONTENTION_TRIES: u32 = 4;
+
+pub(super) async fn run(inner: &Inner, deliveries: Vec<Delivery>, stop: &CancellationToken, report: &dyn Report) {
+    let mut waiting = vec![deliveries];
+    while let Some(mut batch) = waiting.pop() {
+        match decide(inner, &mut batch, stop).await {
+            Ok(outcomes) => give_back(batch, outcomes, report),
+            // Something must change between two tries, else those who collided collide again: fewer keys at once.
+            Err(Undecided::Contention(_)) if batch.len() > 1 => {
+                waiting.push(batch.split_off(batch.len() / 2));
+                waiting.push(batch);
+            }
+            Err(undecided) => {
+                let rest = waiting.drain(..).flatten();
+                for delivery in batch.into_iter().chain(rest) {
+                    report.decided(delivery, Outcome::Undecided(undecided.clone()));
+                }
+            }
+        }
+    }
+}
+
+fn give_back(batch: Vec<Delivery>, outcomes: Vec<Outcome>, report: &dyn Report) {
+    for (mut delivery, outcome) in batch.into_iter().zip(outcomes) {
+        delivery.renew_token();
+        report.decided(delivery, outcome);
+    }
+}
+
+/// One outcome for each delivery, all durable; or none.
+async fn decide(inner: &Inner, batch: &mut [Delivery], stop: &CancellationToken) -> Result<Vec<Outcome>, Undecided> {
+    let mut with_savepoints = batch.len() > 1 && take_suspicion(inner);
+    let mut collisions = 0;
+    loop {
+        let attempt = transaction(inner, batch, with_savepoints, stop);
+        let result = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Undecided::Cancelled),
+            result = attempt => result,
+        };
+        match result {
+            Ok(outcomes) => return Ok(outcomes),
+            Err(Aborted::Handler(failure)) if batch.len() == 1 => {
+                return record_failure(inner, &batch[0], failure).await;
+            }
+            Err(Aborted::Handler(_)) => {
+                with_savepoints = true;
+                inner.suspicious.store(SUSPICIOUS_BATCHES, Ordering::Relaxed);
+            }
+            Err(Aborted::Store(error))
+                if error.kind() == StoreErrorKind::Contention && collisions < CONTENTION_TRIES =>
+            {
+                collisions += 1;
+                jitter(Duration::from_millis(10 << collisions)).await;
+            }
+            Err(Aborted::Store(error)) => return Err(Undecided::from_store(error)),
+        }
+    }
+}
+
+fn take_suspicion(inner: &Inner) -> bool {
+    inner.suspicious.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+/// Why a transaction was rolled back.
+enum Aborted {
+    /// A handler failed and no savepoint had been set.
+    Handler(HandlerFailure),
+    /// The store failed, or the outcome of its COMMIT is unknown. The next claim with the same tokens tells.
+    Store(StoreError),
+}
+
+impl From<StoreError> for Aborted {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+async fn transaction(
+    inner: &Inner,
+    batch: &mut [Delivery],
+    with_savepoints: bool,
+    stop: &CancellationToken,
+) -> Result<Vec<Outcome>, Aborted> {
+    let mut tx = inner.store().begin().await?;
+    CrashPoint::Begun.pass();
+    let requests: Vec<_> = batch.iter().map(|delivery| delivery.request.clone()).collect();
+    let answers = tx.store().claim(&inner.terms, &requests).await?;
+    CrashPoint::Claimed.pass();
+
+    let cancel = stop.child_token();
+    let mut claimed: Vec<_> = answers
+        .iter()
+        .enumerate()
+        .filter_map(|(index, answer)| match answer.decision {
+            Decision::Run(run) => Some(Claimed { index, job: inner.job(&batch[index], &run, cancel.clone()), run }),
+            _ => None,
+        })
+        .collect();
+    // One order everywhere, so that handlers which lock rows of their own by key do not deadlock with each other.
+    claimed.sort_by(|a, b| a.job.key().cmp(b.job.key()));
+
+    let mut work = Work { inner, batch, tx: &mut tx, failures: Vec::new() };
+    let handled = if with_savepoints { work.run_in_segments(&claimed).await } else { work.run_all(&claimed).await };
+    let failures = work.failures;
+    match handled {
+        Ok(()) => {}
+        Err(Aborted::Handler(failure)) => {
+            // If even this fails, the connection is gone and the failure was the store's, not the message's.
+            tx.rollback().await?;
+            return Err(Aborted::Handler(failure));
+        }
+        Err(aborted) => return Err(aborted),
+    }
+    CrashPoint::Handled.pass();
+
+    let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
+    if !verdicts.rows(batch).is_empty() {
+        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await?;
+    }
+    CrashPoint::BeforeCommit.pass();
+    tx.commit().await?;
+    CrashPoint::Recorded.pass();
+    Ok(verdicts.outcomes(inner, batch, &answers))
+}
+
+struct Claimed {
+    /// Which delivery of the batch.
+    index: usize,
+    job: Job,
+    run: Run,
+}
+
+struct Work<'a> {
+    inner: &'a Inner,
+    batch: &'a mut [Delivery],
+    tx: &'a mut Tx,
+    /// Failed tries, by their delivery's index. Their effects are undone.
+    failures: Vec<(usize, HandlerFailure)>,
+}
+
+impl Work<'_> {
+    /// Without savepoints: the first failure ends the transaction.
+    async fn run_all(&mut self, claimed: &[Claimed]) -> Result<(), Aborted> {
+        if claimed.is_empty() {
+            return Ok(());
+        }
+        let calls = if self.inner.spec.batch { claimed.len() } else { 1 };
+        for part in claimed.chunks(calls) {
+            self.call(part).await.map_err(Aborted::Handler)?;
+        }
+        Ok(())
+    }
+
+    /// With a savepoint before every few messages. Where a segment fails, it is repeated in parts.
+    async fn run_in_segments(&mut self, claimed: &[Claimed]) -> Result<(), Aborted> {
+        let length = if self.inner.spec.batch { claimed.len().max(1) } else { SEGMENT };
+        for segment in claimed.chunks(length) {
+            self.run_segment(segment).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs all of it or, if that fails, its halves; for handlers of single messages at once each message alone. A message
+    /// that fails alone has failed: what it did is undone, and its neighbours' effects stay.
+    fn run_segment<'a>(&'a mut self, segment: &'a [Claimed]) -> BoxFuture<'a, Result<(), Aborted>> {
+        async move {
+            self.tx.store().savepoint().await?;
+            match self.run_all(segment).await {
+                Ok(()) => return Ok(self.tx.store().release_savepoint().await?),
+                Err(Aborted::Store(error)) => return Err(Aborted::Store(error)),
+                Err(Aborted::Handler(failure)) => {
+                    // If even this fails, the connection is gone and the failure was the store's, not the message's.
+                    self.tx.store().rollback_to_savepoint().await?;
+                    if let [alone] = segment {
+                        self.failures.push((alone.index, failure));
+                        return Ok(());
+                    }
+                }
+            }
+            let part = if self.inner.spec.batch { segment.len().div_ceil(2) } else { 1 };
+            for part in segment.chunks(part) {
+                self.run_segment(part).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    async fn call(&mut self, part: &[Claimed]) -> Result<(), HandlerFailure> {
+        let jobs: Vec<_> = part.iter().map(|claimed| claimed.job.clone()).collect();
+        let events = part.iter().map(|claimed| self.batch[claimed.index].take_event()).collect();
+        let max_run = self.inner.policy.max_run;
+        let running = caught(self.inner.handler.call(&jobs, events, Some(self.tx), &self.inner.guard.states));
+        tokio::time::timeout(max_run, running).await.unwrap_or_else(|_| Err(HandlerFailure::timeout(max_run)))
+    }
+}
+
+/// What became of each claimed job, before it is written.
+struct Verdicts {
+    /// By delivery index.
+    all: Vec<(usize, Verdict)>,
+}
+
+enum Verdict {
+    Done { run: Run, already_done: bool },
+    Failed { run: Run, state: State, retry: Retry, failure: HandlerFailure },
+}
+
+impl Verdicts {
+    fn new(
+        inner: &Inner,
+        answers: &[Answer],
+        claimed: &[Claimed],
+        failures: Vec<(usize, HandlerFailure)>,
+    ) -> Result<Self, StoreError> {
+        let mut failures: std::collections::HashMap<_, _> = failures.into_iter().collect();
+        let verdict = |claimed: &Claimed| {
+            let run = claimed.run;
+            let verdict = match failures.remove(&claimed.index) {
+                None => Verdict::Done { run, already_done: false },
+                // The domain says that the effect is there: done, and the row stays completed [T3].
+                Some(failure) if inner.expects(&failure) => Verdict::Done { run, already_done: true },
+                Some(failure) => {
+                    let answer = &answers[claimed.index];
+                    let retry = inner.retry(&failure, run.attempt);
+                    let cause = retry.cause(answer.now);
+                    let state = failed_state(&answer.state, run, cause, inner.terms.max_attempts)?;
+                    Verdict::Failed { run, state, retry, failure }
+                }
+            };
+            Ok((claimed.index, verdict))
+        };
+        Ok(Self { all: claimed.iter().map(verdict).collect::<Result<_, _>>()? })
+    }
+
+    /// The rows that must not stay completed.
+    fn rows(&self, batch: &[Delivery]) -> Vec<(crate::EventKey, State, String)> {
+        let row = |(index, verdict): &(usize, Verdict)| match verdict {
+            Verdict::Done { .. } => None,
+            Verdict::Failed { state, failure, .. } => {
+                Some((batch[*index].key().clone(), *state, failure.message.clone()))
+            }
+        };
+        self.all.iter().filter_map(row).collect()
+    }
+
+    fn outcomes(self, inner: &Inner, batch: &[Delivery], answers: &[Answer]) -> Vec<Outcome> {
+        let mut outcomes: Vec<_> =
+            batch.iter().zip(answers).map(|(delivery, answer)| inner.outcome(delivery, answer)).collect();
+        for (index, verdict) in self.all {
+            outcomes[index] = match verdict {
+                Verdict::Done { run, already_done } => Outcome::Completed {
+                    attempt: run.attempt,
+                    takeover: run.kind == crate::machine::RunKind::Takeover,
+                    already_done,
+                },
+                Verdict::Failed { run, state, retry, failure } => {
+                    Outcome::Failed { attempt: run.attempt, retry_in: retry_in(&state, retry), failure }
+                }
+            };
+        }
+        outcomes
+    }
+}
+
+/// The wait that was drawn, if the row says that there is a next try.
+pub(super) fn retry_in(state: &State, retry: Retry) -> Option<Duration> {
+    match (state, retry) {
+        (State::Failed { failure: Failure::Due(_), .. }, Retry::After(wait)) => Some(wait),
+        _ => None,
+    }
+}
+
+fn failed_state(state: &State, run: Run, cause: FailureCause, max_attempts: u32) -> Result<State, StoreError> {
+    let failed = Input::Fail(TryFailed { token: run.token, cause, max_attempts });
+    let moved = step(state, failed)
+        .map_err(|illegal| StoreError::with_cause(StoreErrorKind::Broken, "a claimed job cannot fail", illegal))?;
+    Ok(moved.next)
+}
+
+/// A message that ran alone has failed, and its transaction is rolled back: claims it once more and writes the failure, or,
+/// where the domain says that the effect is there, the completion [T3]. The handler does not run again.
+async fn record_failure(
+    inner: &Inner,
+    delivery: &Delivery,
+    failure: HandlerFailure,
+) -> Result<Vec<Outcome>, Undecided> {
+    let mut collisions = 0;
+    loop {
+        match write_failure(inner, delivery, &failure).await {
+            Ok(outcomes) => return Ok(outcomes),
+            Err(error) if error.kind() == StoreErrorKind::Contention && collisions < CONTENTION_TRIES => {
+                collisions += 1;
+                jitter(Duration::from_millis(10 << collisions)).await;
+            }
+            // Not forgotten: undecided, so the message runs again once the store is back.
+            Err(error) => return Err(Undecided::from_store(error)),
+        }
+    }
+}
+
+async fn write_failure(
+    inner: &Inner,
+    delivery: &Delivery,
+    failure: &HandlerFailure,
+) -> Result<Vec<Outcome>, StoreError> {
+    let mut tx = inner.store().begin().await?;
+    let answers = tx.store().claim(&inner.terms, std::slice::from_ref(&delivery.request)).await?;
+    let batch = std::slice::from_ref(delivery);
+    let claimed = match answers[0].decision {
+        Decision::Run(run) => vec![Claimed { index: 0, job: inner.job(delivery, &run, CancellationToken::new()), run }],
+        // Somebody else got the job meanwhile: what they made of it stands.
+        _ => vec![],
+    };
+    let failures = claimed.iter().map(|claimed| (claimed.index, failure.clone())).collect();
+    let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
+    if !verdicts.rows(batch).is_empty() {
+        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await?;
+    }
+    tx.commit().await?;
+    CrashPoint::Recorded.pass();
+    Ok(verdicts.outcomes(inner, batch, &answers))
+}

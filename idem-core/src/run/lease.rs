@@ -1,0 +1,387 @@
+//! Claim first, then the handler, then the completion [T2]: for effects outside the guard's database.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::atomic::retry_in;
+use super::{CrashPoint, Delivery, Inner, Outcome, Report, Undecided, caught};
+use crate::handler::{HandlerFailure, Job};
+use crate::key::EventKey;
+use crate::machine::{Decision, Run, RunDeadline, RunKind, Token};
+use crate::store::{Completion, FailedTry, Fenced, StoreError, StoreErrorKind};
+
+/// The wait before a write that the store did not answer is asked again: from here, doubling, to [`WRITE_RETRY_CAP`].
+const WRITE_RETRY: Duration = Duration::from_millis(50);
+const WRITE_RETRY_CAP: Duration = Duration::from_secs(2);
+
+pub(super) async fn run(
+    inner: &Arc<Inner>,
+    mut deliveries: Vec<Delivery>,
+    stop: &CancellationToken,
+    report: &dyn Report,
+) {
+    let sent = inner.now();
+    let claimed = tokio::select! {
+        biased;
+        () = stop.cancelled() => Err(Undecided::Cancelled),
+        claimed = claim(inner, &mut deliveries) => claimed.map_err(Undecided::from_store),
+    };
+    let answers = match claimed {
+        Ok(answers) => answers,
+        Err(undecided) => {
+            for delivery in deliveries {
+                report.decided(delivery, Outcome::Undecided(undecided.clone()));
+            }
+            return;
+        }
+    };
+    CrashPoint::Claimed.pass();
+
+    let mut held = Vec::new();
+    for (mut delivery, answer) in deliveries.into_iter().zip(answers) {
+        if let Decision::Run(run) = answer.decision {
+            held.push((delivery, run));
+        } else {
+            let outcome = inner.outcome(&delivery, &answer);
+            delivery.renew_token();
+            report.decided(delivery, outcome);
+        }
+    }
+    if !held.is_empty() {
+        Shift::begin(inner, held, sent, stop).work(stop, report).await;
+    }
+}
+
+async fn claim(inner: &Inner, deliveries: &mut [Delivery]) -> Result<Vec<crate::store::Answer>, StoreError> {
+    // Tries that were stopped because the store was away give their attempt back first.
+    let owed: Vec<_> =
+        deliveries.iter().filter_map(|delivery| Some((delivery.key().clone(), delivery.unreleased?))).collect();
+    if !owed.is_empty() {
+        // Whether a row was still theirs or not, nothing is owed afterwards.
+        inner.store().release(&inner.terms, &owed).await?;
+        deliveries.iter_mut().for_each(|delivery| delivery.unreleased = None);
+    }
+    let requests: Vec<_> = deliveries.iter().map(|delivery| delivery.request.clone()).collect();
+    inner.store().claim(&inner.terms, &requests).await
+}
+
+/// The jobs of one claim: their handlers run side by side, their leases are renewed together, and what is finished is
+/// written together.
+struct Shift<'a> {
+    inner: &'a Arc<Inner>,
+    deadline: RunDeadline,
+    /// What the deadline counts from.
+    origin: Instant,
+    /// By the position they were claimed in. Taken when reported.
+    jobs: Vec<Held>,
+    tasks: JoinSet<Result<(), HandlerFailure>>,
+    /// Which jobs a task runs: one, or all of a batch handler.
+    by_task: HashMap<Id, Vec<usize>>,
+    cancel: CancellationToken,
+    /// Set when the handlers were told to go: at this instant they are dropped.
+    drop_at: Option<Instant>,
+    /// Finished and not yet written.
+    finished: Vec<(usize, Result<(), HandlerFailure>)>,
+}
+
+struct Held {
+    delivery: Option<Delivery>,
+    run: Run,
+    abort: AbortHandle,
+    /// The handler was told to go, for this reason.
+    stopped: Option<Stopped>,
+    running: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// Another worker has the job.
+    LeaseLost,
+    /// The lease could not be renewed in time.
+    Unrenewed,
+    /// It ran too long.
+    Ceiling,
+}
+
+impl<'a> Shift<'a> {
+    fn begin(inner: &'a Arc<Inner>, held: Vec<(Delivery, Run)>, sent: Instant, stop: &CancellationToken) -> Self {
+        let mut shift = Self {
+            inner,
+            deadline: RunDeadline::claimed(Duration::ZERO, inner.policy.lease, inner.policy.max_run),
+            origin: sent,
+            jobs: Vec::with_capacity(held.len()),
+            tasks: JoinSet::new(),
+            by_task: HashMap::new(),
+            cancel: stop.child_token(),
+            drop_at: None,
+            finished: Vec::new(),
+        };
+        let per_call = if inner.spec.batch { held.len() } else { 1 };
+        let mut held = held.into_iter().peekable();
+        while held.peek().is_some() {
+            shift.spawn(held.by_ref().take(per_call).collect());
+        }
+        shift
+    }
+
+    /// One call of the handler on a task of its own, so that one that blocks its thread cannot stop the renewals.
+    fn spawn(&mut self, mut part: Vec<(Delivery, Run)>) {
+        let jobs: Vec<Job> =
+            part.iter().map(|(delivery, run)| self.inner.job(delivery, run, self.cancel.child_token())).collect();
+        let events = part.iter_mut().map(|(delivery, _)| delivery.take_event()).collect();
+        let inner = Arc::clone(self.inner);
+        let abort =
+            self.tasks.spawn(async move { caught(inner.handler.call(&jobs, events, None, &inner.guard.states)).await });
+        let first = self.jobs.len();
+        self.by_task.insert(abort.id(), (first..first + part.len()).collect());
+        self.jobs.extend(part.into_iter().map(|(delivery, run)| Held {
+            delivery: Some(delivery),
+            run,
+            abort: abort.clone(),
+            stopped: None,
+            running: true,
+        }));
+    }
+
+    async fn work(mut self, stop: &CancellationToken, report: &dyn Report) {
+        let interval = RunDeadline::renewal_interval(self.inner.policy.lease);
+        let mut next_renewal = self.origin + interval;
+        let mut write_wait = WRITE_RETRY;
+        let mut write_at = None;
+        while self.jobs.iter().any(|job| job.delivery.is_some()) {
+            if !self.finished.is_empty() && write_at.is_none_or(|at| at <= self.inner.now()) {
+                CrashPoint::Handled.pass();
+                // Not raced against anything: a write that is under way is brought to its answer.
+                match self.write(report).await {
+                    Ok(()) => (write_at, write_wait) = (None, WRITE_RETRY),
+                    Err(error) if error.is_transient() => {
+                        tracing::warn!(consumerName = %self.inner.terms.consumer, error = %error, "an outcome could not be written down; asking again");
+                        write_at = Some(self.inner.now() + write_wait);
+                        write_wait = (write_wait * 2).min(WRITE_RETRY_CAP);
+                    }
+                    Err(error) => return self.abandon(Undecided::from_store(error), report).await,
+                }
+                continue;
+            }
+            let give_up = self.drop_at.unwrap_or(self.origin + self.deadline.at());
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return self.abandon(Undecided::Cancelled, report).await,
+                Some(ended) = self.tasks.join_next_with_id() => {
+                    self.ended(ended, report);
+                    // What else has ended meanwhile is written in the same statement.
+                    while let Some(ended) = self.tasks.try_join_next_with_id() {
+                        self.ended(ended, report);
+                    }
+                }
+                () = sleep_until(next_renewal), if self.any_running() && self.drop_at.is_none() => {
+                    next_renewal = self.renew(interval).await;
+                }
+                () = sleep_until(give_up), if self.any_running() => self.stop_all(),
+                () = sleep_until(write_at.unwrap_or(give_up)), if write_at.is_some() => {}
+            }
+        }
+    }
+
+    fn any_running(&self) -> bool {
+        self.jobs.iter().any(|job| job.running && job.stopped.is_none())
+    }
+
+    /// Extends the leases of everything not yet written, and answers when to do so next. Bounded by the deadline: an answer
+    /// that comes too late must not keep the handlers running.
+    async fn renew(&mut self, interval: Duration) -> Instant {
+        let held: Vec<(usize, (EventKey, Token))> = self
+            .jobs
+            .iter()
+            .enumerate()
+            .filter_map(|(index, job)| Some((index, (job.delivery.as_ref()?.key().clone(), job.run.token))))
+            .collect();
+        let (indices, holders): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+        let sent = self.inner.now();
+        let give_up = self.origin + self.deadline.at();
+        let renewed = tokio::time::timeout_at(give_up, self.inner.store().renew(&self.inner.terms, &holders)).await;
+        match renewed {
+            Ok(Ok(answers)) => {
+                self.deadline.renewed(sent.duration_since(self.origin));
+                for (index, fenced) in indices.into_iter().zip(answers) {
+                    if fenced == Fenced::LeaseLost && self.jobs[index].running {
+                        self.stop_one(index, Stopped::LeaseLost);
+                    }
+                }
+                sent + interval
+            }
+            // One failed renewal harms nothing; there is time for two more.
+            Ok(Err(error)) => {
+                tracing::warn!(consumerName = %self.inner.terms.consumer, error = %error, "a lease could not be renewed; asking again");
+                self.inner.now() + interval / 4
+            }
+            Err(_) => self.inner.now() + interval / 4,
+        }
+    }
+
+    fn stop_one(&mut self, index: usize, reason: Stopped) {
+        self.jobs[index].stopped = Some(reason);
+        self.jobs[index].abort.abort();
+    }
+
+    /// The deadline has come: tells the handlers, and a moment later drops them. The deadline leaves room for that moment.
+    fn stop_all(&mut self) {
+        if self.drop_at.is_none() {
+            self.cancel.cancel();
+            self.drop_at = Some(self.inner.now() + self.deadline.grace());
+            return;
+        }
+        let reason = if self.deadline.is_ceiling() { Stopped::Ceiling } else { Stopped::Unrenewed };
+        for index in 0..self.jobs.len() {
+            if self.jobs[index].running && self.jobs[index].stopped.is_none() {
+                self.stop_one(index, reason);
+            }
+        }
+    }
+
+    /// A task has ended: by returning, by a panic outside the handler's own future, or because it was stopped.
+    fn ended(&mut self, ended: Result<(Id, Result<(), HandlerFailure>), tokio::task::JoinError>, report: &dyn Report) {
+        let (id, result) = match ended {
+            Ok((id, result)) => (id, Some(result)),
+            Err(error) if error.is_panic() => {
+                let id = error.id();
+                (id, Some(Err(HandlerFailure::from_panic(&*error.into_panic()))))
+            }
+            Err(error) => (error.id(), None),
+        };
+        for index in self.by_task.remove(&id).unwrap_or_default() {
+            self.jobs[index].running = false;
+            match (&result, self.jobs[index].stopped) {
+                (Some(result), _) => self.finished.push((index, result.clone())),
+                (None, Some(Stopped::Ceiling)) => {
+                    self.finished.push((index, Err(HandlerFailure::timeout(self.inner.policy.max_run))));
+                }
+                (None, Some(Stopped::LeaseLost)) => self.report(index, Outcome::LeaseLost, report),
+                (None, Some(Stopped::Unrenewed) | None) => {
+                    let error = StoreError::new(StoreErrorKind::Unavailable, "the lease could not be renewed in time");
+                    if let Some(delivery) = &mut self.jobs[index].delivery {
+                        delivery.unreleased = Some(delivery.token());
+                    }
+                    self.report(index, Outcome::Undecided(Undecided::from_store(error)), report);
+                }
+            }
+        }
+    }
+
+    /// Writes everything finished: completions in one statement, failures each. What was written is reported even if a
+    /// later write fails.
+    async fn write(&mut self, report: &dyn Report) -> Result<(), StoreError> {
+        let finished = std::mem::take(&mut self.finished);
+        let (done, failed): (Vec<_>, Vec<_>) = finished.into_iter().partition(|(_, result)| match result {
+            Ok(()) => true,
+            Err(failure) => self.inner.expects(failure),
+        });
+        let mut unwritten = Vec::new();
+        let completed = self.write_done(done, report, &mut unwritten).await;
+        let recorded = self.write_failed(failed, report, &mut unwritten).await;
+        self.finished = unwritten;
+        completed.and(recorded)
+    }
+
+    async fn write_done(
+        &mut self,
+        done: Vec<(usize, Result<(), HandlerFailure>)>,
+        report: &dyn Report,
+        unwritten: &mut Vec<(usize, Result<(), HandlerFailure>)>,
+    ) -> Result<(), StoreError> {
+        let completion = |(index, _): &(usize, Result<(), HandlerFailure>)| {
+            let Held { delivery, run, .. } = &self.jobs[*index];
+            let request = delivery.as_ref()?.request.clone();
+            Some(Completion { request, attempt: run.attempt, fence: run.fence })
+        };
+        let completions: Vec<_> = done.iter().filter_map(completion).collect();
+        if completions.is_empty() {
+            return Ok(());
+        }
+        let fenced = match self.inner.store().complete(&self.inner.terms, &completions).await {
+            Ok(fenced) => fenced,
+            Err(error) => {
+                unwritten.extend(done);
+                return Err(error);
+            }
+        };
+        CrashPoint::Recorded.pass();
+        for ((index, result), fenced) in done.into_iter().zip(fenced) {
+            let run = self.jobs[index].run;
+            let outcome = match fenced {
+                Fenced::Applied => Outcome::Completed {
+                    attempt: run.attempt,
+                    takeover: run.kind == RunKind::Takeover,
+                    already_done: result.is_err(),
+                },
+                Fenced::LeaseLost => Outcome::LeaseLost,
+            };
+            self.report(index, outcome, report);
+        }
+        Ok(())
+    }
+
+    async fn write_failed(
+        &mut self,
+        failed: Vec<(usize, Result<(), HandlerFailure>)>,
+        report: &dyn Report,
+        unwritten: &mut Vec<(usize, Result<(), HandlerFailure>)>,
+    ) -> Result<(), StoreError> {
+        let mut tries = Vec::with_capacity(failed.len());
+        for (index, result) in failed {
+            let (Err(failure), Some(delivery)) = (result, &self.jobs[index].delivery) else { continue };
+            let run = self.jobs[index].run;
+            let retry = self.inner.retry(&failure, run.attempt);
+            let error = failure.message.clone();
+            tries.push((
+                index,
+                failure,
+                retry,
+                FailedTry { key: delivery.key().clone(), token: run.token, retry, error },
+            ));
+        }
+        if tries.is_empty() {
+            return Ok(());
+        }
+        let writes: Vec<_> = tries.iter().map(|(.., write)| write.clone()).collect();
+        let written = match self.inner.store().fail(&self.inner.terms, &writes).await {
+            Ok(written) => written,
+            Err(error) => {
+                unwritten.extend(tries.into_iter().map(|(index, failure, ..)| (index, Err(failure))));
+                return Err(error);
+            }
+        };
+        CrashPoint::Recorded.pass();
+        for ((index, failure, retry, _), written) in tries.into_iter().zip(written) {
+            let attempt = self.jobs[index].run.attempt;
+            let outcome = match written.fenced {
+                Fenced::Applied => Outcome::Failed { attempt, retry_in: retry_in(&written.state, retry), failure },
+                Fenced::LeaseLost => Outcome::LeaseLost,
+            };
+            self.report(index, outcome, report);
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, index: usize, outcome: Outcome, report: &dyn Report) {
+        if let Some(mut delivery) = self.jobs[index].delivery.take() {
+            delivery.renew_token();
+            report.decided(delivery, outcome);
+        }
+    }
+
+    /// Stops everything and gives back what is not decided, once no handler runs any more. Their rows stay `PROCESSING`
+    /// until the lease runs out: a handler that was dropped may have had its effect.
+    async fn abandon(mut self, undecided: Undecided, report: &dyn Report) {
+        self.cancel.cancel();
+        self.tasks.shutdown().await;
+        for index in 0..self.jobs.len() {
+            self.report(index, Outcome::Undecided(undecided.clone()), report);
+        }
+    }
+}
