@@ -21,6 +21,7 @@ pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 /// A message whose key is known: ready to ask for its job.
 pub struct Delivery {
     pub(crate) request: ClaimRequest,
+    tag: u64,
     /// Of an earlier try that was stopped because the store was away: it gives its attempt back first.
     pub(crate) unreleased: Option<Token>,
     payload: Payload,
@@ -61,6 +62,17 @@ impl Delivery {
     /// What the message says, as a digest.
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         self.request.payload
+    }
+
+    /// Gives it a number of the caller's own, to know it by when it is reported.
+    pub fn with_tag(mut self, tag: u64) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The caller's own number; 0 if none was given.
+    pub fn tag(&self) -> u64 {
+        self.tag
     }
 
     pub(crate) fn token(&self) -> Token {
@@ -139,7 +151,7 @@ impl<H: Handler> DynHandler for Typed<H> {
             payload: Some(fingerprint.map_err(Rejection::NoFingerprint)?),
             message_id,
         };
-        Ok(Delivery { request, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
+        Ok(Delivery { request, tag: 0, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
     }
 
     fn call<'a>(

@@ -21,7 +21,7 @@ use crate::stats::{Stats, Summary};
 pub struct App {
     config: Config,
     store: StoreChoice,
-    store_options: store::Options,
+    store_options: store::StoreOptions,
     policy: Policy,
     states: States,
     handlers: Vec<Binding>,
@@ -53,7 +53,7 @@ impl App {
         Self {
             config: Config::default(),
             store: StoreChoice::None,
-            store_options: store::Options::default(),
+            store_options: store::StoreOptions::default(),
             policy: Policy::default(),
             states: States::default(),
             handlers: Vec::new(),

@@ -23,6 +23,8 @@ pub struct Error {
 pub enum ErrorKind {
     /// A setting is missing, malformed, or clashes with another; a handler lacks something. Exit code 2.
     Configuration,
+    /// A topic does not exist. Exit code 3.
+    NotFound,
     /// A broker or the store cannot be reached. Worth retrying. Exit code 6.
     Unreachable,
     /// The deadline for draining came before all handlers had ended. Nothing is lost: what was cut is delivered again. Exit
@@ -56,6 +58,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self.kind {
             ErrorKind::Configuration => 2,
+            ErrorKind::NotFound => 3,
             ErrorKind::Unreachable => 6,
             ErrorKind::DrainCutShort => 5,
             ErrorKind::Refused => 4,
