@@ -60,9 +60,14 @@ pub fn step(state: &State, input: Input) -> Result<Transition, IllegalStep> {
             Input::Delivered(by),
         ) if conflicts(&record, &by) => keep(state, Decision::Conflict),
         (State::Received(record), Input::Delivered(by)) => run_or_exhaust(record, None, by, again(&record)),
-        // The reply to this very claim was lost and it is asked again; its handler has not begun.
-        (State::Processing { record, token, locked_until }, Input::Delivered(by)) if token == by.token => {
-            keep(state, Decision::Run(claimed(&record, again(&record), token, locked_until)))
+        // The reply to this very claim was lost and it is asked again; its handler has not begun. The holder counts its lease
+        // from this request on, so the row must too.
+        (State::Processing { record, token, .. }, Input::Delivered(by)) if token == by.token => {
+            let locked_until = by.now.plus(by.lease);
+            Transition {
+                next: State::Processing { record, token, locked_until },
+                decision: Decision::Run(claimed(&record, again(&record), token, locked_until)),
+            }
         }
         (State::Processing { record, token, locked_until }, Input::Delivered(by)) => {
             if lease::is_alive(locked_until, by.now) {
@@ -222,6 +227,163 @@ impl Input {
             Input::Release { .. } => "a release",
             Input::Expire { .. } => "an expiry",
             Input::Operator { .. } => "an operator's action",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::time::Duration;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+
+    const MINE: Token = Token(Uuid::from_u128(1));
+    const OTHER: Token = Token(Uuid::from_u128(2));
+    const NOW: Timestamp = Timestamp::from_micros(1_000);
+    const BEFORE: Timestamp = Timestamp::from_micros(999);
+    const AFTER: Timestamp = Timestamp::from_micros(1_001);
+    const MAX_ATTEMPTS: u32 = 3;
+
+    fn payload(text: &str) -> Option<Fingerprint> {
+        Some(Fingerprint::of(&text).unwrap())
+    }
+
+    fn record(attempts: u32) -> Record {
+        Record { payload: payload("first"), attempts, fence: i64::from(attempts) }
+    }
+
+    fn states() -> Vec<(&'static str, State)> {
+        let processing = |token, locked_until| State::Processing { record: record(1), token, locked_until };
+        let failed = |failure| State::Failed { record: record(1), token: Some(MINE), failure };
+        vec![
+            ("absent", State::Absent),
+            ("received", State::Received(record(0))),
+            ("received, tries used up", State::Received(record(3))),
+            ("processing, mine, alive", processing(MINE, AFTER)),
+            ("processing, mine, run out", processing(MINE, NOW)),
+            ("processing, other's, alive", processing(OTHER, AFTER)),
+            ("processing, other's, run out", processing(OTHER, NOW)),
+            ("processing, run out, last try", State::Processing { record: record(3), token: OTHER, locked_until: NOW }),
+            ("completed by me", State::Completed { record: record(1), token: Some(MINE) }),
+            ("completed by other", State::Completed { record: record(1), token: Some(OTHER) }),
+            ("completed by operator", State::Completed { record: record(1), token: None }),
+            ("failed, due", failed(Failure::Due(NOW))),
+            ("failed, not due", failed(Failure::Due(AFTER))),
+            (
+                "failed, due, tries used up",
+                State::Failed { record: record(3), token: Some(MINE), failure: Failure::Due(BEFORE) },
+            ),
+            ("failed, terminal", failed(Failure::Terminal)),
+            ("failed, exhausted", failed(Failure::Exhausted)),
+        ]
+    }
+
+    fn inputs() -> Vec<(&'static str, Input)> {
+        let lease = Duration::from_micros(10);
+        let delivered = |token, said| {
+            Input::Delivered(Delivered { token, payload: said, now: NOW, lease, max_attempts: MAX_ATTEMPTS })
+        };
+        let third = Token(Uuid::from_u128(3));
+        let fail = |cause| Input::Fail(TryFailed { token: MINE, cause, max_attempts: MAX_ATTEMPTS });
+        let operator = |action| Input::Operator { action, now: NOW };
+        vec![
+            ("delivered", delivered(third, payload("first"))),
+            ("delivered again by my token", delivered(MINE, payload("first"))),
+            ("delivered with another payload", delivered(third, payload("second"))),
+            ("delivered without fingerprint", delivered(third, None)),
+            ("renew", Input::Renew { token: MINE, now: NOW, lease }),
+            ("complete", Input::Complete { token: MINE }),
+            ("fail, transient", fail(FailureCause::Transient { retry_at: AFTER })),
+            ("fail, terminal", fail(FailureCause::Terminal)),
+            ("release", Input::Release { token: MINE }),
+            ("expire", Input::Expire { now: NOW }),
+            ("operator: release", operator(OperatorAction::Release)),
+            ("operator: retry", operator(OperatorAction::Retry)),
+            ("operator: complete", operator(OperatorAction::Complete)),
+            ("operator: fail", operator(OperatorAction::Fail)),
+        ]
+    }
+
+    fn shown(state: &State) -> String {
+        let record = state.record().map_or_else(String::new, |record| format!(" try {}", record.attempts));
+        match state {
+            State::Absent => "absent".to_owned(),
+            State::Received(_) => format!("received{record}"),
+            State::Processing { token, .. } => format!("processing{record} by {}", token.0.as_u128()),
+            State::Completed { token, .. } => {
+                format!(
+                    "completed{record} by {}",
+                    token.map_or("operator".to_owned(), |token| token.0.as_u128().to_string())
+                )
+            }
+            State::Failed { failure: Failure::Due(_), .. } => format!("failed, due{record}"),
+            State::Failed { failure: Failure::Terminal, .. } => format!("failed, terminal{record}"),
+            State::Failed { failure: Failure::Exhausted, .. } => format!("failed, exhausted{record}"),
+        }
+    }
+
+    /// Every pair of states and inputs, compared with the table that people read. Rewritten with `UPDATE_EXPECT=1`: then
+    /// read the difference line by line.
+    #[test]
+    fn every_pair_is_as_the_table_says() {
+        let mut table = String::new();
+        for (state_name, state) in states() {
+            writeln!(table, "{state_name}").unwrap();
+            for (input_name, input) in inputs() {
+                let outcome = match step(&state, input) {
+                    Err(_) => "illegal".to_owned(),
+                    Ok(Transition { next, decision }) => {
+                        let decision = match decision {
+                            Decision::Run(run) => {
+                                assert_eq!(next.token(), Some(run.token), "a run holds the row");
+                                format!("Run ({:?}, try {})", run.kind, run.attempt)
+                            }
+                            other => format!("{other:?}").split(' ').next().unwrap().to_owned(),
+                        };
+                        let change = if next == state { "unchanged".to_owned() } else { shown(&next) };
+                        format!("{decision:22} {change}")
+                    }
+                };
+                writeln!(table, "    {input_name:32} {}", outcome.trim_end()).unwrap();
+            }
+        }
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/step.txt");
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(&path, &table).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            table == expected,
+            "the table has changed; if that is meant, run with UPDATE_EXPECT=1 and read the difference\n{table}"
+        );
+    }
+
+    #[test]
+    fn a_takeover_has_a_new_token_and_the_former_holder_can_write_nothing() {
+        let lapsed = State::Processing { record: record(1), token: MINE, locked_until: NOW };
+        let by = Delivered {
+            token: OTHER,
+            payload: payload("first"),
+            now: NOW,
+            lease: Duration::from_secs(1),
+            max_attempts: MAX_ATTEMPTS,
+        };
+        let taken = step(&lapsed, Input::Delivered(by)).unwrap().next;
+        for input in [
+            Input::Complete { token: MINE },
+            Input::Renew { token: MINE, now: NOW, lease: by.lease },
+            Input::Release { token: MINE },
+            Input::Fail(TryFailed { token: MINE, cause: FailureCause::Terminal, max_attempts: MAX_ATTEMPTS }),
+        ] {
+            assert_eq!(
+                step(&taken, input).unwrap(),
+                Transition { next: taken, decision: Decision::LeaseLost },
+                "{input:?}"
+            );
         }
     }
 }

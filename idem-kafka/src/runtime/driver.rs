@@ -39,7 +39,7 @@ pub(super) enum Report {
     /// The broker has answered the commit in flight.
     Committed(KafkaResult<()>),
     /// The offset to read next is not there any more.
-    OffsetLost { topic: Arc<str>, partition: i32, reason: String },
+    OffsetLost { topic: Arc<str>, partition: i32, next_offset: i64, reason: String },
     /// The client cannot go on. Everything is lost, without a word to the group.
     Fatal(String),
 }
@@ -496,47 +496,34 @@ impl Poller {
         any
     }
 
+    /// Takes what is there, up to [`PULL`] records.
+    ///
+    /// Through the client's callback, not its batch call: that one counts the *end of a partition* as a record read, so
+    /// after the next pause (every cooperative rebalance is one) a record would be skipped.
     fn read_partition(&self, id: PartitionId) -> bool {
         let queue = &self.queues[&id];
-        let mut raw: [*mut sys::rd_kafka_message_t; PULL] = [ptr::null_mut(); PULL];
-        // SAFETY: the queue is alive and the array has room for as many messages as are asked for.
-        let count = unsafe { sys::rd_kafka_consume_batch_queue(queue.queue, 0, raw.as_mut_ptr(), PULL) };
-        let Ok(count) = usize::try_from(count) else { return false };
-        let mut records = Vec::with_capacity(count);
-        let mut bytes = 0;
-        let mut after = Vec::new();
-        for message in raw.into_iter().take(count) {
-            let message = Raw(message);
-            match message.error() {
-                sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR => {
-                    let record = message.record(id, &self.topics[id.topic]);
-                    bytes += record.bytes() as u64;
-                    records.push(record);
-                }
-                sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__PARTITION_EOF => {
-                    after.push(Report::ReachedEnd(id, message.offset()));
-                }
-                sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET => {
-                    after.push(Report::OffsetLost {
-                        topic: Arc::clone(&self.topics[id.topic]),
-                        partition: id.partition,
-                        reason: message.text(),
-                    });
-                    self.go_on(id);
-                }
-                error => {
-                    let code = RDKafkaErrorCode::from(error);
-                    tracing::warn!(topic = %self.topics[id.topic], partition = id.partition, errorMessage = %code, "kafka");
-                }
-            }
+        let client = self.consumer.client().native_ptr();
+        let mut taken =
+            Taken { id, topic: &self.topics[id.topic], client, records: Vec::new(), bytes: 0, others: Vec::new() };
+        // SAFETY: the queue is alive, and `taken` outlives the call that its pointer is given to.
+        unsafe {
+            sys::rd_kafka_consume_callback_queue(queue.queue, 0, Some(take), ptr::from_mut(&mut taken).cast());
         }
+        let Taken { records, bytes, others, .. } = taken;
+        let any = !records.is_empty() || !others.is_empty();
         if !records.is_empty() {
             queue.gate.unseen.fetch_add(records.len(), Ordering::AcqRel);
             self.memory.fetch_add(bytes, Ordering::Relaxed);
             self.report(Report::Records(id, records));
         }
-        after.into_iter().for_each(|report| self.report(report));
-        count > 0
+        for other in others {
+            let lost = matches!(other, Report::OffsetLost { .. });
+            self.report(other);
+            if lost {
+                self.go_on(id);
+            }
+        }
+        any
     }
 
     /// The offset to read next is gone: goes on where the policy says, if it says so.
@@ -591,13 +578,61 @@ fn beginning(start: Start) -> Offset {
     }
 }
 
-/// A message in the client's memory.
-struct Raw(*mut sys::rd_kafka_message_t);
+/// What one turn of a partition brings.
+struct Taken<'a> {
+    id: PartitionId,
+    topic: &'a Arc<str>,
+    client: *mut sys::rd_kafka_t,
+    records: Vec<Record>,
+    bytes: u64,
+    others: Vec<Report>,
+}
 
-impl Raw {
+/// Called by the client for each message of a queue, on the polling thread.
+unsafe extern "C" fn take(message: *mut sys::rd_kafka_message_t, taken: *mut std::ffi::c_void) {
+    // SAFETY: `read_partition` gives its own `Taken`, and nobody else has it meanwhile.
+    let taken = unsafe { &mut *taken.cast::<Taken<'_>>() };
+    // SAFETY: the message is valid during the call.
+    let message = unsafe { Raw::new(message) };
+    match message.error() {
+        sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR => {
+            let record = message.record(taken.id, taken.topic);
+            taken.bytes += record.bytes() as u64;
+            taken.records.push(record);
+            if taken.records.len() >= PULL {
+                // SAFETY: the client is alive; this only ends the turn.
+                unsafe { sys::rd_kafka_yield(taken.client) };
+            }
+        }
+        sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__PARTITION_EOF => {
+            taken.others.push(Report::ReachedEnd(taken.id, message.offset()));
+        }
+        sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET => taken.others.push(Report::OffsetLost {
+            topic: Arc::clone(taken.topic),
+            partition: taken.id.partition,
+            next_offset: message.offset(),
+            reason: message.text(),
+        }),
+        error => {
+            let code = RDKafkaErrorCode::from(error);
+            tracing::warn!(topic = %taken.topic, partition = taken.id.partition, errorMessage = %code, "kafka");
+        }
+    }
+}
+
+/// A message in the client's memory.
+struct Raw<'a>(&'a sys::rd_kafka_message_t);
+
+impl<'a> Raw<'a> {
+    /// # Safety
+    /// `message` is valid for `'a`.
+    unsafe fn new(message: *const sys::rd_kafka_message_t) -> Self {
+        // SAFETY: as the caller promises.
+        Self(unsafe { &*message })
+    }
+
     fn message(&self) -> &sys::rd_kafka_message_t {
-        // SAFETY: a message that the client handed over is valid until it is destroyed.
-        unsafe { &*self.0 }
+        self.0
     }
 
     fn error(&self) -> sys::rd_kafka_resp_err_t {
@@ -653,13 +688,6 @@ impl Raw {
             }
         }
         HeaderList(headers)
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once, here.
-        unsafe { sys::rd_kafka_message_destroy(self.0) };
     }
 }
 

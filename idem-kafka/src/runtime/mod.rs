@@ -284,7 +284,9 @@ impl Loop {
                 self.unsaid = true;
             }
             Report::Committed(result) => self.committed(result),
-            Report::OffsetLost { topic, partition, reason } => self.offset_lost(&topic, partition, &reason),
+            Report::OffsetLost { topic, partition, next_offset, reason } => {
+                self.offset_lost(&topic, partition, next_offset, &reason);
+            }
             Report::Fatal(reason) => self.fatal(&reason),
         }
     }
@@ -432,11 +434,11 @@ impl Loop {
         }
     }
 
-    fn offset_lost(&mut self, topic: &str, partition: i32, reason: &str) {
+    fn offset_lost(&mut self, topic: &str, partition: i32, next_offset: i64, reason: &str) {
         let goes_on = match self.config.on_offset_lost {
             OnOffsetLost::Stop => {
                 let text = format!(
-                    "the next offset of {topic}/{partition} does not exist any more, so records are lost or the topic was \
+                    "offset {next_offset} of {topic}/{partition}, the next to read, does not exist, so records are lost or the topic was \
                      created anew ({reason}): decide with on_offset_lost = earliest | latest, or reset the group's offset"
                 );
                 self.failure.get_or_insert(Error::new(ErrorKind::Refused, text));
@@ -445,7 +447,7 @@ impl Loop {
             OnOffsetLost::Earliest => "at the first record that is there",
             OnOffsetLost::Latest => "at the end",
         };
-        tracing::error!(topic, partition, reason, "the next offset does not exist any more; going on {goes_on}");
+        tracing::error!(topic, partition, next_offset, reason, "the next offset does not exist; going on {goes_on}");
     }
 
     /// The client is dead and says nothing to the group: everything is lost. Another client takes its place.

@@ -1,0 +1,280 @@
+//! The runtime against an in-process broker: every rule that needs no real one.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use idem_core::store::Tx;
+use idem_kafka::ErrorKind;
+use idem_kafka::prelude::*;
+use support::{Bed, Effects, Event, Running, eventually, memory};
+
+#[derive(Debug, thiserror::Error, Classify)]
+enum Refusal {
+    #[error("not now")]
+    #[classify(transient)]
+    NotNow,
+    #[error("never")]
+    #[classify(terminal)]
+    Never,
+}
+
+/// Does what the event's id says. The effect is outside, and counted.
+#[idempotent(key = "id", consumer = "lease", backoff = "1ms..20ms", attempts = 4, fingerprint = "amount")]
+async fn lease(event: Event, job: &Job, effects: State<Effects>, gates: State<Gates>) -> Result<(), Refusal> {
+    match event.id.split('-').next().unwrap() {
+        "never" => return Err(Refusal::Never),
+        "notnow" if job.attempt() < 3 => return Err(Refusal::NotNow),
+        "hopeless" => return Err(Refusal::NotNow),
+        "panic" if job.attempt() < 2 => panic!("on purpose"),
+        "gated" => gates.pass().await,
+        _ => {}
+    }
+    effects.add(&event.id);
+    Ok(())
+}
+
+/// The same in atomic mode. The in-memory store has no tables, so its effect is a count here too: it is what the handler
+/// *did*, and for a batch that was rolled back it may be more than one.
+#[idempotent(key = "id", consumer = "atomic", backoff = "1ms..20ms", attempts = 4, fingerprint = "amount")]
+async fn atomic(event: Event, _tx: &mut Tx, effects: State<Effects>) -> Result<(), Refusal> {
+    if event.id.starts_with("never") {
+        return Err(Refusal::Never);
+    }
+    effects.add(&event.id);
+    Ok(())
+}
+
+#[idempotent(key = "id", consumer = "batch", fingerprint = "amount")]
+async fn batch(events: Vec<Event>, _tx: &mut Tx, effects: State<Effects>) -> Result<(), Refusal> {
+    for event in &events {
+        effects.add(&event.id);
+    }
+    Ok(())
+}
+
+/// Holds handlers back until it is opened.
+#[derive(Clone)]
+struct Gates(Arc<tokio::sync::Semaphore>, Arc<AtomicU32>);
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self(Arc::new(tokio::sync::Semaphore::new(0)), Arc::default())
+    }
+}
+
+impl Gates {
+    async fn pass(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.acquire().await.unwrap().forget();
+    }
+
+    fn open(&self) {
+        self.0.add_permits(1_000);
+    }
+
+    fn waiting(&self) -> u32 {
+        self.1.load(Ordering::SeqCst)
+    }
+}
+
+fn event(id: impl Into<String>) -> Event {
+    Event { id: id.into(), amount: 1 }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_job_runs_once_and_every_offset_is_committed() {
+    for consumer in ["lease", "atomic", "batch"] {
+        let bed = Bed::new(consumer, 3);
+        for number in 0..300 {
+            bed.send(number % 3, &event(format!("job-{}", number / 2))).await;
+        }
+        let effects = Effects::default();
+        let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default());
+        let app = match consumer {
+            "lease" => app.handle(&bed.topic, lease),
+            "atomic" => app.handle(&bed.topic, atomic),
+            _ => app.handle(&bed.topic, batch),
+        };
+        let summary = Running::start(app.until_idle(Duration::from_millis(200))).ended().await.unwrap();
+        assert_eq!((effects.keys(), effects.all_once()), (150, true), "{consumer}");
+        assert_eq!((summary.received, summary.completed, summary.duplicates_produced), (300, 150, 150), "{consumer}");
+        bed.all_committed().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r1_r2_errors_are_retried_or_set_aside_by_their_kind() {
+    let bed = Bed::new("lease", 1);
+    for id in ["never-1", "notnow-1", "hopeless-1", "panic-1", "fine-1"] {
+        bed.send(0, &event(id)).await;
+    }
+    let effects = Effects::default();
+    let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default()).handle(&bed.topic, lease);
+    let running = Running::start(app);
+    bed.all_committed().await;
+    let summary = running.stop().await.unwrap();
+
+    assert_eq!(["notnow-1", "panic-1", "fine-1"].map(|id| effects.of(id)), [1, 1, 1]);
+    assert_eq!(["never-1", "hopeless-1"].map(|id| effects.of(id)), [0, 0]);
+    assert_eq!((summary.completed, summary.dead_letters), (3, 2));
+    let mut reasons: Vec<_> = bed
+        .dead_letters()
+        .into_iter()
+        .map(|(headers, _)| {
+            ["idem-key", "idem-reason", "idem-attempt", "idem-error-message"].map(|name| headers[name].clone())
+        })
+        .collect();
+    reasons.sort();
+    assert_eq!(reasons, [["hopeless-1", "exhausted", "4", "not now"], ["never-1", "terminal", "1", "never"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k4_s4_what_cannot_ask_for_a_job_is_set_aside_and_nothing_is_stuck() {
+    let bed = Bed::new("lease", 1);
+    bed.send_raw(0, None, &[("trace", b"t")]).await;
+    bed.send_raw(0, Some(b"{\"id\": \"x\""), &[]).await;
+    bed.send_raw(0, Some(b"{\"id\": 5, \"amount\": 1}"), &[]).await;
+    bed.send_raw(0, Some(b"{\"amount\": 1}"), &[]).await;
+    bed.send(0, &event("")).await;
+    bed.send(0, &event("nul\0")).await;
+    bed.send(0, &event("x".repeat(256))).await;
+    bed.send(0, &event("twice")).await;
+    bed.send(0, &Event { id: "twice".into(), amount: 2 }).await;
+    let effects = Effects::default();
+    let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default()).handle(&bed.topic, lease);
+    let running = Running::start(app);
+    bed.all_committed().await;
+    let summary = running.stop().await.unwrap();
+
+    assert_eq!((effects.keys(), effects.of("twice")), (1, 1));
+    assert_eq!((summary.rejected, summary.conflicts, summary.dead_letters), (7, 1, 8));
+    let mut letters: Vec<_> = bed
+        .dead_letters()
+        .into_iter()
+        .map(|(headers, body)| {
+            (headers["__dlq.errors.offset"].parse::<u8>().unwrap(), headers["idem-reason"].clone(), body)
+        })
+        .collect();
+    letters.sort();
+    let reasons: Vec<_> = letters.iter().map(|(offset, reason, _)| (*offset, reason.as_str())).collect();
+    let expected = [
+        (0, "decode"),
+        (1, "decode"),
+        (2, "decode"),
+        (3, "decode"),
+        (4, "no_key"),
+        (5, "no_key"),
+        (6, "no_key"),
+        (8, "mismatch"),
+    ];
+    assert_eq!(reasons, expected);
+    assert_eq!(letters[0].2, None, "a tombstone stays one");
+    assert_eq!(letters[1].2.as_deref(), Some(&b"{\"id\": \"x\""[..]), "bytes verbatim");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c2_a_crash_before_the_commit_brings_duplicates_and_no_second_effect() {
+    let bed = Bed::new("lease", 2);
+    for number in 0..100 {
+        bed.send(number % 2, &event(format!("job-{number}"))).await;
+    }
+    let (store, effects) = (memory(), Effects::default());
+    let app = |bed: &Bed| {
+        bed.app().store(store.clone()).state(effects.clone()).state(Gates::default()).handle(&bed.topic, lease)
+    };
+    let first = Running::start(app(&bed).commit_interval(Duration::from_secs(3600)));
+    eventually("the first one has handled everything", async || first.stats.snapshot().completed == 100).await;
+    first.crash().await;
+
+    let second = Running::start(app(&bed));
+    bed.all_committed().await;
+    let summary = second.stop().await.unwrap();
+    assert_eq!((effects.keys(), effects.all_once()), (100, true));
+    // The very first commit may have gone out before the interval began.
+    assert!(summary.duplicates_redelivered > 0);
+    assert_eq!(summary.completed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_key_holds_up_no_other_and_its_offset_stays() {
+    let bed = Bed::new("lease", 1);
+    bed.send(0, &event("gated-1")).await;
+    for number in 0..50 {
+        bed.send(0, &event(format!("job-{number}"))).await;
+    }
+    let (effects, gates) = (Effects::default(), Gates::default());
+    let app = bed.app().store(memory()).state(effects.clone()).state(gates.clone()).handle(&bed.topic, lease);
+    let running = Running::start(app);
+    eventually("all others have run", async || effects.keys() == 50).await;
+    assert!(bed.offsets()[0].0 <= 0, "seen is not done: {:?}", bed.offsets());
+    gates.open();
+    bed.all_committed().await;
+    running.stop().await.unwrap();
+    assert_eq!(effects.of("gated-1"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_partition_is_drained_and_its_work_not_repeated() {
+    let bed = Bed::new("lease", 2);
+    let (store, effects, gates) = (memory(), Effects::default(), Gates::default());
+    let app = || bed.app().store(store.clone()).state(effects.clone()).state(gates.clone()).handle(&bed.topic, lease);
+    let first = Running::start(app());
+    for partition in 0..2 {
+        bed.send(partition, &event(format!("gated-{partition}"))).await;
+        bed.send(partition, &event(format!("job-{partition}"))).await;
+    }
+    eventually("two handlers run", async || gates.waiting() == 2).await;
+    let second = Running::start(app());
+    gates.open();
+    for partition in 0..2 {
+        bed.send(partition, &event(format!("later-{partition}"))).await;
+    }
+    bed.all_committed().await;
+    eventually("the second one has a share", async || {
+        for partition in 0..2 {
+            bed.send(partition, &event(format!("more-{partition}-{}", second.stats.snapshot().received))).await;
+        }
+        second.stats.snapshot().received > 0
+    })
+    .await;
+    bed.all_committed().await;
+    first.stop().await.unwrap();
+    second.stop().await.unwrap();
+    assert!(effects.all_once());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_waits_for_handlers_and_then_cuts_them() {
+    let bed = Bed::new("lease", 1);
+    bed.send(0, &event("gated-1")).await;
+    let (effects, gates) = (Effects::default(), Gates::default());
+    let app = bed.app().store(memory()).state(effects.clone()).state(gates.clone()).handle(&bed.topic, lease);
+    let running = Running::start(app.drain_timeout(Duration::from_millis(100)));
+    eventually("the handler runs", async || gates.waiting() == 1).await;
+    let error = running.stop().await.unwrap_err();
+    assert_eq!((error.kind(), error.exit_code()), (ErrorKind::DrainCutShort, 5));
+    assert_eq!(effects.keys(), 0);
+    assert!(bed.offsets()[0].0 <= 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn configuration_mistakes_are_named_before_anything_begins() {
+    let bed = Bed::new("lease", 1);
+    let error = App::builder().handle("t", lease).run().await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("kafka.brokers") && text.contains("kafka.group"), "{text}");
+
+    let error = bed.app().store(memory()).handle(&bed.topic, lease).run().await.unwrap_err();
+    assert!(error.to_string().contains("Effects"), "a state that is missing is found at start: {error}");
+
+    let app = bed.app().store(memory()).librdkafka("enable.auto.commit", "true").handle("t", lease);
+    assert!(app.run().await.unwrap_err().to_string().contains("enable.auto.commit"));
+
+    let app = bed.app().store(memory()).librdkafka("no.such.thing", "1").state(Effects::default());
+    let error = app.state(Gates::default()).handle(&bed.topic, lease).run().await.unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.describe().contains("no.such.thing"), "{}", error.describe());
+}
