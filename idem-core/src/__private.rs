@@ -1,31 +1,60 @@
 //! What generated code calls. Not public API: may change with any version, together with the macro.
 
-use std::future::Future;
-
-pub use std::clone::Clone;
-pub use std::marker::{Copy, Send};
 pub use std::option::Option;
-pub use std::result::Result;
 pub use std::time::Duration;
-pub use std::vec::Vec;
 
-pub use crate::handler::{Call, Handler, HandlerFailure, Headers, Job, Mode, Requirements, Spec};
-use crate::handler::{FailureKind, IntoOutcome, Parameter, Transactional, capped};
-use crate::key::KeyField;
-pub use crate::key::{EventKey, KeyBuilder, KeyError};
-use crate::store::Tx;
-pub use crate::{Classify, Disposition, Fingerprint, FingerprintError};
+pub use crate::handler::{
+    Call, Classify, Disposition, Handler, HandlerFailure, Headers, IntoOutcome, Mode, Parameter, Requirements, Spec,
+    Transactional,
+};
+use crate::handler::{FailureKind, Job, States, capped};
+pub use crate::key::{EventKey, KeyError};
+use crate::key::{KeyBuilder, KeyField};
+use crate::store::{Tx, WrongEngine};
+pub use crate::{Fingerprint, FingerprintError};
 
-/// Adds the field `name` of an event to its key.
-pub fn key_field<T: KeyField + ?Sized>(key: &mut KeyBuilder, name: &str, value: &T) -> Result<(), KeyError> {
-    value.write(name, key)
+/// What [`Handler::key`] answers.
+pub type KeyResult = Result<EventKey, KeyError>;
+/// What [`Handler::fingerprint`] answers.
+pub type FingerprintResult = Option<Result<Fingerprint, FingerprintError>>;
+/// What [`Handler::call`] answers.
+pub type CallResult = Result<(), HandlerFailure>;
+
+/// Begins the key of a message with these headers.
+pub fn key(headers: &dyn Headers) -> Key<'_> {
+    Key { headers, parts: KeyBuilder::default() }
 }
 
-/// Adds the header `name` to a key.
-pub fn key_header(key: &mut KeyBuilder, headers: &dyn Headers, name: &str) -> Result<(), KeyError> {
-    let value = headers.last(name).ok_or_else(|| KeyError::Missing { field: name.to_owned() })?;
-    let value = std::str::from_utf8(value).map_err(|_| KeyError::NotText { field: name.to_owned() })?;
-    key.push(name, value)
+/// The key of a message, part by part.
+pub struct Key<'a> {
+    headers: &'a dyn Headers,
+    parts: KeyBuilder,
+}
+
+impl Key<'_> {
+    /// Adds a field of the event.
+    pub fn field<T: KeyField + ?Sized>(mut self, name: &str, value: &T) -> Result<Self, KeyError> {
+        value.write(name, &mut self.parts)?;
+        Ok(self)
+    }
+
+    /// Adds a header.
+    pub fn header(mut self, name: &str) -> Result<Self, KeyError> {
+        let value = self.headers.value(name).ok_or_else(|| KeyError::Missing { field: name.to_owned() })?;
+        let value = std::str::from_utf8(value).map_err(|_| KeyError::NotText { field: name.to_owned() })?;
+        self.parts.push(name, value)?;
+        Ok(self)
+    }
+
+    /// The key.
+    pub fn finish(self) -> KeyResult {
+        self.parts.finish()
+    }
+}
+
+/// Begins the fingerprint of chosen fields.
+pub fn fingerprint() -> FingerprintBuilder {
+    FingerprintBuilder::default()
 }
 
 /// The fingerprint of chosen fields: of the object that they make up.
@@ -48,7 +77,7 @@ impl FingerprintBuilder {
     }
 
     /// The fingerprint.
-    pub fn finish(self) -> Option<Result<Fingerprint, FingerprintError>> {
+    pub fn finish(self) -> FingerprintResult {
         Some(match self.error {
             Some(error) => Err(FingerprintError(error)),
             None => Fingerprint::of(&self.fields),
@@ -78,39 +107,57 @@ impl<'a, E> Arguments<'a, E> {
     }
 
     /// The job of a handler that takes one event at a time.
-    pub fn job(&self) -> Result<&'a Job, HandlerFailure> {
-        self.call.jobs.first().ok_or_else(|| broken("a call without its job"))
+    pub fn job<T: ?Sized>(&self, view: fn(&Job) -> &T) -> Result<&'a T, HandlerFailure> {
+        self.call.jobs.first().map(view).ok_or_else(|| broken("a call without its job"))
     }
 
     /// The jobs of a batch handler.
-    pub fn jobs(&self) -> &'a [Job] {
-        self.call.jobs
+    pub fn jobs<T>(&self, view: fn(&[Job]) -> &[T]) -> &'a [T] {
+        view(self.call.jobs)
     }
 
     /// The transaction, as the type the function takes.
-    pub fn transaction<T: Transactional>(&mut self) -> Result<&'a mut T, HandlerFailure> {
+    pub fn transaction<T: ?Sized>(&mut self, view: View<T>) -> Result<&'a mut T, HandlerFailure> {
         let tx = self.call.tx.take().ok_or_else(|| broken("a call without its transaction"))?;
-        T::of(tx).map_err(|error| broken(&error.to_string()))
+        view(tx).map_err(|error| broken(&error.to_string()))
     }
 
     /// A shared value.
-    pub fn parameter<T: Parameter>(&self) -> Result<T, HandlerFailure> {
-        T::take(self.call.states)
+    pub fn parameter<T>(&self, take: fn(&States) -> Result<T, HandlerFailure>) -> Result<T, HandlerFailure> {
+        take(self.call.states)
     }
 }
 
-/// Awaits the function and takes the types off its answer.
-pub async fn outcome<F>(running: F) -> Result<(), HandlerFailure>
-where
-    F: Future,
-    F::Output: IntoOutcome,
-{
-    running.await.into_outcome()
+/// [`Transactional::of`]. Generated code names the traits' functions instead of relying on bounds here: then a type
+/// that does not implement one is reported once, on its own tokens, however often it is used.
+type View<T> = fn(&mut Tx) -> Result<&mut T, WrongEngine>;
+
+/// What a handler may take by reference: [`Job`] alone. A trait only for what the compiler then says.
+#[diagnostic::on_unimplemented(
+    message = "a handler cannot take a `&{Self}`",
+    label = "a `&` parameter is the job",
+    note = "take the job as `&Job`, the event by value, and shared values as `State<T>`"
+)]
+pub trait JobParameter {
+    /// The job as what it is.
+    fn one(job: &Job) -> &Self;
+
+    /// The jobs as what they are.
+    fn all(jobs: &[Job]) -> &[Self]
+    where
+        Self: Sized;
+}
+
+impl JobParameter for Job {
+    fn one(job: &Job) -> &Self {
+        job
+    }
+
+    fn all(jobs: &[Job]) -> &[Self] {
+        jobs
+    }
 }
 
 fn broken(what: &str) -> HandlerFailure {
     HandlerFailure { kind: FailureKind::Transient, message: capped(what.to_owned()), violated: None }
 }
-
-/// Names `Tx` for the macro's tests.
-pub type AnyTx = Tx;

@@ -199,7 +199,7 @@ pub enum Disposition {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say whether trying again is of use",
     label = "the error type of an `#[idempotent]` handler",
-    note = "derive it with `#[derive(idem_core::Classify)]`, or implement `Classify` for `{Self}`"
+    note = "derive it with `#[derive(Classify)]`, or implement `Classify` for `{Self}`"
 )]
 pub trait Classify {
     /// The answer for this error.
@@ -519,6 +519,11 @@ pub struct Call<'a, E> {
 }
 
 /// A handler value: what `#[idempotent]` makes of a function. Not meant to be written by hand.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "not a function with `#[idempotent]`",
+    note = "put `#[idempotent(key = \"…\", consumer = \"…\")]` on the function"
+)]
 pub trait Handler: Copy + Send + Sync + 'static {
     /// What a message says.
     type Event: DeserializeOwned + Send + 'static;
@@ -532,14 +537,20 @@ pub trait Handler: Copy + Send + Sync + 'static {
     /// There is no usable key [K4].
     fn key(event: &Self::Event, headers: &dyn Headers) -> Result<EventKey, KeyError>;
 
-    /// The fingerprint of the chosen fields; nothing if the whole payload counts.
+    /// The fingerprint of the chosen fields; nothing if the whole payload counts, as it does unless fields are chosen.
     ///
     /// # Errors
     /// A field cannot be written as JSON.
-    fn fingerprint(event: &Self::Event) -> Option<Result<Fingerprint, FingerprintError>>;
+    fn fingerprint(event: &Self::Event) -> Option<Result<Fingerprint, FingerprintError>> {
+        let _ = event;
+        None
+    }
 
-    /// Names everything the function takes besides its event, so that what is missing is found at start.
-    fn require(requirements: &mut Requirements<'_>);
+    /// Names everything the function takes besides its event, so that what is missing is found at start. Nothing, unless
+    /// it takes something.
+    fn require(requirements: &mut Requirements<'_>) {
+        let _ = requirements;
+    }
 
     /// Calls the function.
     fn call(call: Call<'_, Self::Event>) -> impl Future<Output = Result<(), HandlerFailure>> + Send;
@@ -559,16 +570,16 @@ impl<'a> Requirements<'a> {
         Self { states, engine, missing: Vec::new() }
     }
 
-    /// The function takes a `&mut T` as its transaction.
-    pub fn transaction<T: Transactional>(&mut self) {
-        if let Some(engine) = T::ENGINE.filter(|engine| *engine != self.engine) {
-            self.missing.push(format!("it takes a {engine} connection, but the store is {}", self.engine));
+    /// The function takes a transaction of this engine; of any, if there is none.
+    pub fn transaction(&mut self, wanted: Option<Engine>) {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != self.engine) {
+            self.missing.push(format!("it takes a {wanted} connection, but the store is {}", self.engine));
         }
     }
 
-    /// The function takes a `T` besides its event.
-    pub fn parameter<T: Parameter>(&mut self) {
-        if let Err(error) = T::check(self.states) {
+    /// The function takes a parameter that checks itself.
+    pub fn parameter(&mut self, check: fn(&States) -> Result<(), String>) {
+        if let Err(error) = check(self.states) {
             self.missing.push(error);
         }
     }

@@ -26,3 +26,7 @@ pub use key::{
 pub use policy::{Backoff, MAX_LEASE, MIN_LEASE, Policy, PolicyError};
 pub use run::{DuplicateKind, Guard, Guarded, Outcome, Report, RunError, RunGuarded, SetupError, Undecided};
 pub use timestamp::Timestamp;
+
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use idem_macros::{Classify, idempotent};

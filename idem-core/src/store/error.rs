@@ -62,37 +62,62 @@ impl StoreError {
     }
 }
 
-/// SQLSTATEs (PostgreSQL) and result codes (SQLite), by what the caller can do.
-fn kind_of(error: &sqlx::Error) -> StoreErrorKind {
+pub(super) fn kind_of(error: &sqlx::Error) -> StoreErrorKind {
     match error {
-        sqlx::Error::Database(error) => error.code().map_or(StoreErrorKind::Broken, |code| kind_of_code(&code)),
+        sqlx::Error::Database(error) => {
+            error.code().map_or(StoreErrorKind::Broken, |code| kind_of_code(&code, error.message()))
+        }
         sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) => StoreErrorKind::Configuration,
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed => StoreErrorKind::Unavailable,
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed => StoreErrorKind::Unavailable,
         _ => StoreErrorKind::Broken,
     }
 }
 
-fn kind_of_code(code: &str) -> StoreErrorKind {
+/// By SQLSTATE (PostgreSQL, five characters) or result code (SQLite, a shorter number whose low byte is the kind).
+fn kind_of_code(code: &str, message: &str) -> StoreErrorKind {
+    match code.parse::<i32>() {
+        Ok(number) if code.len() < 5 => kind_of_result_code(number & 0xff, message),
+        _ => kind_of_sqlstate(code),
+    }
+}
+
+fn kind_of_sqlstate(code: &str) -> StoreErrorKind {
     match code {
-        // deadlock, serialization failure, lock not available; SQLite: busy, locked, and their extended forms
-        "40P01" | "40001" | "55P03" | "5" | "6" | "261" | "262" | "517" | "773" => StoreErrorKind::Contention,
-        // read-only transaction (a standby), too many connections, out of memory or disk, shutdown, cannot connect now,
-        // statement or session ended from outside
-        "25006" | "25P03" | "25P04" => StoreErrorKind::Unavailable,
-        // undefined table or column: the schema is not there
-        "42P01" | "42703" => StoreErrorKind::Schema,
-        // SQLite: read-only, I/O error, full, cannot open
-        "8" | "10" | "13" | "14" | "264" | "266" | "522" | "776" | "778" | "1032" | "1288" => {
-            StoreErrorKind::Unavailable
-        }
-        "28P01" | "28000" | "3D000" => StoreErrorKind::Configuration,
-        code if code.len() == 5 && (code.starts_with("08") || code.starts_with("53") || code.starts_with("57")) => {
-            StoreErrorKind::Unavailable
+        // deadlock, serialization failure, lock not available
+        "40P01" | "40001" | "55P03" => StoreErrorKind::Contention,
+        // It is not known whether the statement took effect; a standby or a server set to read-only; a session that the
+        // server ended because it was idle in its transaction or at all.
+        "40003" | "25006" | "25P03" | "25P04" | "57P05" => StoreErrorKind::Unavailable,
+        // undefined table, column or schema; a table that is there already; no unique pair for ON CONFLICT to refer to
+        "42P01" | "42703" | "3F000" | "42P07" | "42P10" => StoreErrorKind::Schema,
+        // refused password or user, unknown database, missing privilege
+        "28P01" | "28000" | "3D000" | "42501" => StoreErrorKind::Configuration,
+        // connection, insufficient resources, operator intervention (shutdown, still starting, cancelled), system error
+        code if ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) => StoreErrorKind::Unavailable,
+        _ => StoreErrorKind::Broken,
+    }
+}
+
+fn kind_of_result_code(primary: i32, message: &str) -> StoreErrorKind {
+    match primary {
+        // busy, locked, locking protocol, schema changed meanwhile
+        5 | 6 | 15 | 17 => StoreErrorKind::Contention,
+        // out of memory, read-only, interrupted, I/O error, disk full, cannot open
+        7 | 8 | 9 | 10 | 13 | 14 => StoreErrorKind::Unavailable,
+        // corrupt, not a database
+        11 | 26 => StoreErrorKind::Schema,
+        // The general error has no finer code.
+        1 if ["no such table", "no such column", "already exists", "ON CONFLICT clause does not match"]
+            .iter()
+            .any(|part| message.contains(part)) =>
+        {
+            StoreErrorKind::Schema
         }
         _ => StoreErrorKind::Broken,
     }
@@ -136,4 +161,29 @@ fn violation_of(error: &dyn sqlx::error::DatabaseError) -> Option<UniqueViolatio
     // SQLite: "UNIQUE constraint failed: invoices.order_id"
     let columns = || error.message().rsplit_once(": ").map(|(_, columns)| columns.to_owned());
     named.or_else(columns).map(|constraint| UniqueViolation { constraint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_say_what_the_caller_can_do() {
+        use StoreErrorKind::{Broken, Configuration, Contention, Schema, Unavailable};
+        let table = [
+            (Contention, vec!["40P01", "40001", "55P03", "5", "261", "517", "6", "15"]),
+            (Unavailable, vec!["08006", "25006", "25P03", "40003", "53300", "57P01", "57P03", "58030"]),
+            (Unavailable, vec!["8", "10", "13", "14", "526", "1288", "8714"]),
+            (Schema, vec!["42P01", "42703", "42P10", "3F000", "11", "26", "267"]),
+            (Configuration, vec!["28P01", "28000", "3D000", "42501"]),
+            (Broken, vec!["23505", "22001", "42601", "25P02", "1", "19", "2067", "1555"]),
+        ];
+        for (kind, codes) in table {
+            for code in codes {
+                assert_eq!(kind_of_code(code, ""), kind, "{code}");
+            }
+        }
+        assert_eq!(kind_of_code("1", "no such table: processed_jobs"), Schema);
+        assert_eq!(kind_of_code("1", "near \"SELEC\": syntax error"), Broken);
+    }
 }

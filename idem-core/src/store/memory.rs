@@ -1,17 +1,18 @@
 //! The store in this process's memory: for documentation, models and tests.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::rows::{self, ClaimAs, Loaded, Rows, Snapshot};
+use super::rows::{self, ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError, StoreTx,
-    Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError,
+    StoreTx, Terms, Tx,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey};
@@ -54,6 +55,11 @@ impl MemoryStore {
     /// With a clock that plays the database's.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         Self { table: Arc::new(Mutex::new(Table { rows: BTreeMap::new(), clock })) }
+    }
+
+    /// Removes a row, as a purge does.
+    pub async fn remove(&self, consumer: &ConsumerName, key: &EventKey) {
+        self.table.lock().await.rows.remove(&(consumer.clone(), key.clone()));
     }
 }
 
@@ -119,12 +125,7 @@ impl Store for MemoryStore {
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
-        async move {
-            let keys: Vec<_> = keys.iter().collect();
-            let loaded = self.table.lock().await.load(consumer, &keys).await?;
-            Ok(loaded.rows.into_iter().map(|row| row.map_or(State::Absent, |snapshot| snapshot.state)).collect())
-        }
-        .boxed()
+        async move { rows::read(&mut *self.table.lock().await, consumer, keys).await }.boxed()
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -142,7 +143,7 @@ impl Rows for Table {
         terms: &Terms,
         requests: &[&ClaimRequest],
         claim_as: ClaimAs,
-    ) -> Result<HashMap<EventKey, Timestamp>, StoreError> {
+    ) -> Result<HashMap<EventKey, Inserted>, StoreError> {
         let now = self.clock.timestamp();
         let mut inserted = HashMap::new();
         for request in requests {
@@ -158,7 +159,7 @@ impl Rows for Table {
                 }
             };
             self.rows.insert(place, Snapshot { state, message_id: Some(request.message_id.to_string()), error: None });
-            inserted.insert(request.key.clone(), now);
+            inserted.insert(request.key.clone(), Inserted { now, waited: Duration::ZERO });
         }
         Ok(inserted)
     }
@@ -171,10 +172,8 @@ impl Rows for Table {
     async fn replace(
         &mut self,
         terms: &Terms,
-        key: &EventKey,
-        from: &State,
-        to: &State,
-        error: Option<&str>,
+        Replacement { key, from, to, error }: Replacement<'_>,
+        _locked: Locked,
     ) -> Result<bool, StoreError> {
         let place = (terms.consumer.clone(), key.clone());
         let Some(row) = self.rows.get_mut(&place).filter(|row| row.state == *from) else { return Ok(false) };
@@ -185,8 +184,8 @@ impl Rows for Table {
         Ok(true)
     }
 
-    async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<Vec<EventKey>, StoreError> {
-        let mut applied = Vec::new();
+    async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<HashSet<EventKey>, StoreError> {
+        let mut applied = HashSet::new();
         for Completion { request, attempt, fence } in done {
             let place = (terms.consumer.clone(), request.key.clone());
             let row = self.rows.entry(place).or_insert_with(|| {
@@ -197,21 +196,21 @@ impl Rows for Table {
             let moved = step(&row.state, Input::Complete { token: request.token });
             if let Some(moved) = moved.ok().filter(|moved| moved.decision == Decision::Applied) {
                 row.state = moved.next;
-                applied.push(request.key.clone());
+                applied.insert(request.key.clone());
             }
         }
         Ok(applied)
     }
 
-    async fn renew(&mut self, terms: &Terms, held: &[(&EventKey, Token)]) -> Result<Vec<EventKey>, StoreError> {
+    async fn renew(&mut self, terms: &Terms, held: &[(&EventKey, Token)]) -> Result<HashSet<EventKey>, StoreError> {
         let now = self.clock.timestamp();
-        let mut renewed = Vec::new();
+        let mut renewed = HashSet::new();
         for (key, token) in held {
             let Some(row) = self.rows.get_mut(&(terms.consumer.clone(), (*key).clone())) else { continue };
             let moved = step(&row.state, Input::Renew { token: *token, now, lease: terms.lease });
             if let Some(moved) = moved.ok().filter(|moved| moved.decision == Decision::Applied) {
                 row.state = moved.next;
-                renewed.push((*key).clone());
+                renewed.insert((*key).clone());
             }
         }
         Ok(renewed)
@@ -276,6 +275,9 @@ impl StoreTx for MemoryTx {
         async move {
             self.remember(&terms.consumer, rows.iter().map(|(key, ..)| key.clone()));
             for (key, state, error) in rows {
+                if *state == State::Absent {
+                    return Err(rows::absent());
+                }
                 if let Some(row) = self.table.rows.get_mut(&(terms.consumer.clone(), key.clone())) {
                     row.state = *state;
                     row.error = Some(error.clone());
@@ -296,7 +298,7 @@ impl StoreTx for MemoryTx {
 
     fn rollback_to_savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         async {
-            let length = self.savepoints.pop().unwrap_or(0);
+            let length = self.savepoints.pop().ok_or_else(rows::no_savepoint)?;
             self.undo_to(length);
             Ok(())
         }
@@ -304,11 +306,7 @@ impl StoreTx for MemoryTx {
     }
 
     fn release_savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async {
-            self.savepoints.pop();
-            Ok(())
-        }
-        .boxed()
+        async { self.savepoints.pop().map(|_| ()).ok_or_else(rows::no_savepoint) }.boxed()
     }
 
     fn execute(&mut self, _statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {

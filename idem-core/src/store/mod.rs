@@ -5,12 +5,17 @@
 
 mod error;
 mod memory;
+mod options;
 mod tx;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod lent;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migrate;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod row_text;
 pub(crate) mod rows;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -31,6 +36,11 @@ use crate::timestamp::Timestamp;
 
 pub use error::{StoreError, StoreErrorKind, unique_violation};
 pub use memory::MemoryStore;
+pub use options::{StoreOptions, connect};
+#[cfg(feature = "postgres")]
+pub use postgres::PgStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;
 pub use tx::{Statement, StoreTx, Tx, Value, WrongEngine, sql};
 
 /// The engines that idem can keep its rows in.

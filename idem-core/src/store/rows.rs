@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
+use std::time::Duration;
 
 use super::{Answer, ClaimRequest, Completion, FailedTry, FailureWritten, Fenced, StoreError, StoreErrorKind, Terms};
 use crate::key::{ConsumerName, EventKey};
@@ -12,6 +13,9 @@ use crate::timestamp::Timestamp;
 
 /// How often a row that changes or vanishes between reading and writing is looked at again before giving up.
 const ROUNDS: usize = 8;
+
+/// After which wait to come back for a row that another transaction is busy with.
+const BUSY_WAIT: Duration = Duration::from_millis(500);
 
 /// As what a claim stores a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,18 +42,36 @@ pub(crate) struct Loaded {
     pub rows: Vec<Option<Snapshot>>,
 }
 
+/// A row that was inserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inserted {
+    /// The database's clock from which the lease counts.
+    pub now: Timestamp,
+    /// How long the insert waited afterwards for another transaction that held the key.
+    pub waited: Duration,
+}
+
+/// What [`Rows::replace`] does with a row that another transaction has locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Locked {
+    /// Waits for it, as long as the store's limits allow.
+    Wait,
+    /// Leaves it.
+    Skip,
+}
+
 /// What an engine can do with guard rows on one connection. Nothing here decides.
 ///
 /// All keys come sorted by their bytes and each once.
 pub(crate) trait Rows: Send {
-    /// Inserts the rows that are not there, with attempt 1 and fence 1; answers which, and the database's clock at the
-    /// insert of each. A row that another open transaction has inserted is waited for.
+    /// Inserts the rows that are not there, with attempt 1 and fence 1; answers which. A row that another open transaction
+    /// has inserted is waited for.
     fn insert(
         &mut self,
         terms: &Terms,
         requests: &[&ClaimRequest],
         claim_as: ClaimAs,
-    ) -> impl Future<Output = Result<HashMap<EventKey, Timestamp>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<HashMap<EventKey, Inserted>, StoreError>> + Send;
 
     /// Reads rows in a statement of its own, so that it sees what was committed meanwhile.
     fn load(
@@ -58,14 +80,12 @@ pub(crate) trait Rows: Send {
         keys: &[&EventKey],
     ) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
 
-    /// Writes `to` (and `error`, if there is one) if the row is still exactly `from`; answers whether it was.
+    /// Writes the replacement if the row is still exactly what it replaces; answers whether it was.
     fn replace(
         &mut self,
         terms: &Terms,
-        key: &EventKey,
-        from: &State,
-        to: &State,
-        error: Option<&str>,
+        replacement: Replacement<'_>,
+        locked: Locked,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
     /// Completes the rows that are `PROCESSING` under the completion's token, and inserts those that are gone; answers which.
@@ -73,82 +93,125 @@ pub(crate) trait Rows: Send {
         &mut self,
         terms: &Terms,
         done: &[&Completion],
-    ) -> impl Future<Output = Result<Vec<EventKey>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<HashSet<EventKey>, StoreError>> + Send;
 
-    /// Extends the leases of rows that are `PROCESSING` under the token and not run out; answers which.
+    /// Extends the leases of rows that are `PROCESSING` under the token, not run out and not locked; answers which.
     fn renew(
         &mut self,
         terms: &Terms,
         held: &[(&EventKey, Token)],
-    ) -> impl Future<Output = Result<Vec<EventKey>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<HashSet<EventKey>, StoreError>> + Send;
 }
 
+/// One row's change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replacement<'a> {
+    pub key: &'a EventKey,
+    /// What was read. Everything but [`State::Absent`].
+    pub from: &'a State,
+    /// What it becomes. Everything but [`State::Absent`].
+    pub to: &'a State,
+    /// The new last error; nothing leaves the one that is there.
+    pub error: Option<&'a str>,
+}
+
+/// Asks for jobs, see [`Store::claim`](super::Store::claim).
 pub(crate) async fn claim(
     rows: &mut impl Rows,
     terms: &Terms,
     requests: &[ClaimRequest],
     claim_as: ClaimAs,
 ) -> Result<Vec<Answer>, StoreError> {
-    let (mut open, twins) = sorted_once(requests, |request| &request.key);
+    let key = |index: usize| &requests[index].key;
     let mut answers: Vec<Option<Answer>> = vec![None; requests.len()];
-    for _ in 0..ROUNDS {
-        if open.is_empty() {
-            break;
+    let mut open: Vec<usize> = (0..requests.len()).collect();
+    while !open.is_empty() {
+        let Sorted { firsts, twins } = sorted(open, key);
+        claim_each_once(rows, terms, requests, claim_as, firsts, &mut answers).await?;
+        open = Vec::new();
+        for (twin, first) in twins {
+            let before = open.last().is_some_and(|&last| key(last) == key(twin));
+            let first = answers[first].as_ref().filter(|_| !before).map(|answer| (&requests[first], answer));
+            match first.map(|first| after(terms, &requests[twin], first)).transpose()?.flatten() {
+                Some(answer) => answers[twin] = Some(answer),
+                None => open.push(twin),
+            }
         }
-        let wanted: Vec<_> = open.iter().map(|&index| &requests[index]).collect();
-        let inserted = rows.insert(terms, &wanted, claim_as).await?;
-        open.retain(|&index| {
-            let Some(&now) = inserted.get(&requests[index].key) else { return true };
-            answers[index] = Some(fresh(terms, &requests[index], now));
-            false
-        });
-        if open.is_empty() {
-            break;
-        }
-        open = resolve(rows, terms, requests, claim_as, open, &mut answers).await?;
-    }
-    if !open.is_empty() {
-        return Err(restless());
-    }
-    for (twin, first) in twins {
-        answers[twin] = answers[first].clone().map(|first| after(terms, &requests[twin], first)).transpose()?;
     }
     answers.into_iter().map(|answer| answer.ok_or_else(restless)).collect()
 }
 
-/// Looks at the rows that were already there. Answers those that changed or vanished meanwhile, to be looked at again.
+/// Answers the requests at `open`, which are sorted and for different keys.
+async fn claim_each_once(
+    rows: &mut impl Rows,
+    terms: &Terms,
+    requests: &[ClaimRequest],
+    claim_as: ClaimAs,
+    mut open: Vec<usize>,
+    answers: &mut [Option<Answer>],
+) -> Result<(), StoreError> {
+    let mut seen = HashMap::new();
+    for _ in 0..ROUNDS {
+        let wanted: Vec<_> = open.iter().map(|&index| &requests[index]).collect();
+        let inserted = rows.insert(terms, &wanted, claim_as).await?;
+        let mut late = Vec::new();
+        open.retain(|&index| {
+            let request = &requests[index];
+            let Some(row) = inserted.get(&request.key) else { return true };
+            // The lease was counted from before the wait, so part of it is gone.
+            if claim_as == ClaimAs::Processing && row.waited > terms.lease / 10 {
+                late.push((&request.key, request.token));
+                return true;
+            }
+            answers[index] = Some(fresh(terms, request, row.now));
+            false
+        });
+        if !late.is_empty() {
+            rows.renew(terms, &late).await?;
+        }
+        if !open.is_empty() {
+            open = resolve(rows, terms, requests, claim_as, open, &mut seen, answers).await?;
+        }
+        if open.is_empty() {
+            return Ok(());
+        }
+    }
+    Err(restless())
+}
+
+/// Looks at the rows that were already there. Answers those that changed or vanished meanwhile, to be looked at again;
+/// `seen` is what was read of such rows.
 async fn resolve(
     rows: &mut impl Rows,
     terms: &Terms,
     requests: &[ClaimRequest],
     claim_as: ClaimAs,
     open: Vec<usize>,
+    seen: &mut HashMap<usize, State>,
     answers: &mut [Option<Answer>],
 ) -> Result<Vec<usize>, StoreError> {
     let keys: Vec<_> = open.iter().map(|&index| &requests[index].key).collect();
-    let loaded = rows.load(&terms.consumer, &keys).await?;
+    let Loaded { now, rows: loaded } = rows.load(&terms.consumer, &keys).await?;
     let mut restless = Vec::new();
-    for (index, snapshot) in open.into_iter().zip(loaded.rows) {
-        let Some(snapshot) = snapshot else {
+    for (index, snapshot) in open.into_iter().zip(loaded) {
+        let Some(Snapshot { state, message_id, error }) = snapshot else {
             restless.push(index);
             continue;
         };
         let request = &requests[index];
-        let Transition { next, decision } = advance(&snapshot.state, delivered(terms, request, loaded.now))?;
-        if next != snapshot.state {
-            let stored = as_stored(next, claim_as);
-            if !rows.replace(terms, &request.key, &snapshot.state, &stored, None).await? {
+        let Transition { mut next, mut decision } = advance(&state, delivered(terms, request, now))?;
+        let stored = as_stored(next, decision, claim_as);
+        // Another transaction that holds the row is not waited for: the other rows of the batch would wait too.
+        let replacement = Replacement { key: &request.key, from: &state, to: &stored, error: None };
+        if stored != state && !rows.replace(terms, replacement, Locked::Skip).await? {
+            if seen.insert(index, state) != Some(state) {
                 restless.push(index);
                 continue;
             }
+            // Twice the same, and it cannot be replaced: it is locked.
+            (next, decision) = (state, Decision::InProgress { until: now.plus(BUSY_WAIT) });
         }
-        answers[index] = Some(Answer {
-            decision,
-            state: next,
-            now: loaded.now,
-            first_message_id: snapshot.message_id,
-            error: snapshot.error,
-        });
+        answers[index] = Some(Answer { decision, state: next, now, first_message_id: message_id, error });
     }
     Ok(restless)
 }
@@ -159,12 +222,11 @@ pub(crate) async fn complete(
     terms: &Terms,
     done: &[Completion],
 ) -> Result<Vec<Fenced>, StoreError> {
-    let (order, _) = sorted_once(done, |completion| &completion.request.key);
-    let wanted: Vec<_> = order.iter().map(|&index| &done[index]).collect();
-    let applied: HashSet<_> = rows.complete(terms, &wanted).await?.into_iter().collect();
-    let holders: Vec<_> =
-        done.iter().map(|completion| (completion.request.key.clone(), completion.request.token)).collect();
-    settle(rows, terms, &holders, |key| applied.contains(key), |token, _| Input::Complete { token }).await
+    let Sorted { firsts, .. } = sorted((0..done.len()).collect(), |index| &done[index].request.key);
+    let wanted: Vec<_> = firsts.iter().map(|&index| &done[index]).collect();
+    let applied = rows.complete(terms, &wanted).await?;
+    let writes = done.iter().map(|done| HolderWrite::Complete(&done.request.key, done.request.token)).collect();
+    settle(rows, terms, writes, &firsts, &applied).await
 }
 
 /// Extends leases.
@@ -173,11 +235,11 @@ pub(crate) async fn renew(
     terms: &Terms,
     held: &[(EventKey, Token)],
 ) -> Result<Vec<Fenced>, StoreError> {
-    let (order, _) = sorted_once(held, |(key, _)| key);
-    let wanted: Vec<_> = order.iter().map(|&index| (&held[index].0, held[index].1)).collect();
-    let renewed: HashSet<_> = rows.renew(terms, &wanted).await?.into_iter().collect();
-    let lease = terms.lease;
-    settle(rows, terms, held, |key| renewed.contains(key), |token, now| Input::Renew { token, now, lease }).await
+    let Sorted { firsts, .. } = sorted((0..held.len()).collect(), |index| &held[index].0);
+    let wanted: Vec<_> = firsts.iter().map(|&index| (&held[index].0, held[index].1)).collect();
+    let renewed = rows.renew(terms, &wanted).await?;
+    let writes = held.iter().map(|(key, token)| HolderWrite::Renew(key, *token)).collect();
+    settle(rows, terms, writes, &firsts, &renewed).await
 }
 
 /// Gives back.
@@ -186,24 +248,8 @@ pub(crate) async fn release(
     terms: &Terms,
     held: &[(EventKey, Token)],
 ) -> Result<Vec<Fenced>, StoreError> {
-    settle(rows, terms, held, |_| false, |token, _| Input::Release { token }).await
-}
-
-/// Asks the machine for every holder whose write is not already in: replaces the row, or says that the lease is lost.
-async fn settle(
-    rows: &mut impl Rows,
-    terms: &Terms,
-    held: &[(EventKey, Token)],
-    already: impl Fn(&EventKey) -> bool,
-    input: impl Fn(Token, Timestamp) -> Input,
-) -> Result<Vec<Fenced>, StoreError> {
-    let mut fenced = vec![Fenced::Applied; held.len()];
-    let open: Vec<_> = (0..held.len()).filter(|&index| !already(&held[index].0)).collect();
-    for index in sorted(open, |&index| &held[index].0) {
-        let (key, token) = &held[index];
-        fenced[index] = write(rows, terms, key, None, |now| input(*token, now)).await?.fenced;
-    }
-    Ok(fenced)
+    let writes = held.iter().map(|(key, token)| HolderWrite::Release(key, *token)).collect();
+    settle(rows, terms, writes, &[], &HashSet::new()).await
 }
 
 /// Marks tries as failed.
@@ -212,55 +258,140 @@ pub(crate) async fn fail(
     terms: &Terms,
     failed: &[FailedTry],
 ) -> Result<Vec<FailureWritten>, StoreError> {
+    let writes: Vec<_> = failed.iter().map(HolderWrite::Fail).collect();
     let mut written = vec![None; failed.len()];
-    for index in sorted((0..failed.len()).collect(), |&index| &failed[index].key) {
-        let FailedTry { key, token, retry, error } = &failed[index];
-        let input =
-            |now| Input::Fail(TryFailed { token: *token, cause: retry.cause(now), max_attempts: terms.max_attempts });
-        written[index] = Some(write(rows, terms, key, Some(error), input).await?);
-    }
+    write_each(rows, terms, &writes, (0..failed.len()).collect(), &mut written).await?;
     written.into_iter().map(|written| written.ok_or_else(restless)).collect()
 }
 
-/// One holder's write: reads the row, asks the machine, and replaces the row if it is still the same.
-async fn write(
+/// Asks the machine for every write that is not already in. Those at `tried` are in if their key is among `applied`; a
+/// second write for the same key is always looked at, since it may come from another holder.
+async fn settle(
     rows: &mut impl Rows,
     terms: &Terms,
-    key: &EventKey,
-    error: Option<&str>,
-    input: impl Fn(Timestamp) -> Input,
-) -> Result<FailureWritten, StoreError> {
+    writes: Vec<HolderWrite<'_>>,
+    tried: &[usize],
+    applied: &HashSet<EventKey>,
+) -> Result<Vec<Fenced>, StoreError> {
+    let done: HashSet<usize> = tried.iter().copied().filter(|&index| applied.contains(writes[index].key())).collect();
+    let open = (0..writes.len()).filter(|index| !done.contains(index)).collect();
+    let mut written = vec![None; writes.len()];
+    write_each(rows, terms, &writes, open, &mut written).await?;
+    Ok(written.into_iter().map(|written| written.map_or(Fenced::Applied, |written| written.fenced)).collect())
+}
+
+/// Reads rows as they are.
+pub(crate) async fn read(
+    rows: &mut impl Rows,
+    consumer: &ConsumerName,
+    keys: &[EventKey],
+) -> Result<Vec<State>, StoreError> {
+    let Sorted { firsts, twins } = sorted((0..keys.len()).collect(), |index| &keys[index]);
+    let wanted: Vec<_> = firsts.iter().map(|&index| &keys[index]).collect();
+    let loaded = rows.load(consumer, &wanted).await?.rows;
+    let mut states = vec![State::Absent; keys.len()];
+    for (index, snapshot) in firsts.into_iter().zip(loaded) {
+        states[index] = snapshot.map_or(State::Absent, |snapshot| snapshot.state);
+    }
+    for (twin, first) in twins {
+        states[twin] = states[first];
+    }
+    Ok(states)
+}
+
+/// What a holder writes.
+#[derive(Clone, Copy)]
+enum HolderWrite<'a> {
+    Complete(&'a EventKey, Token),
+    Renew(&'a EventKey, Token),
+    Release(&'a EventKey, Token),
+    Fail(&'a FailedTry),
+}
+
+impl<'a> HolderWrite<'a> {
+    fn key(&self) -> &'a EventKey {
+        match self {
+            Self::Complete(key, _) | Self::Renew(key, _) | Self::Release(key, _) => key,
+            Self::Fail(failed) => &failed.key,
+        }
+    }
+
+    fn error(&self) -> Option<&'a str> {
+        match self {
+            Self::Complete(..) | Self::Renew(..) | Self::Release(..) => None,
+            Self::Fail(failed) => Some(&failed.error),
+        }
+    }
+
+    fn input(&self, terms: &Terms, now: Timestamp) -> Input {
+        match *self {
+            Self::Complete(_, token) => Input::Complete { token },
+            Self::Renew(_, token) => Input::Renew { token, now, lease: terms.lease },
+            Self::Release(_, token) => Input::Release { token },
+            Self::Fail(failed) => Input::Fail(TryFailed {
+                token: failed.token,
+                cause: failed.retry.cause(now),
+                max_attempts: terms.max_attempts,
+            }),
+        }
+    }
+}
+
+/// Reads the rows, asks the machine, and replaces each row if it is still the same.
+async fn write_each(
+    rows: &mut impl Rows,
+    terms: &Terms,
+    writes: &[HolderWrite<'_>],
+    mut open: Vec<usize>,
+    written: &mut [Option<FailureWritten>],
+) -> Result<(), StoreError> {
     for _ in 0..ROUNDS {
-        let mut loaded = rows.load(&terms.consumer, &[key]).await?;
-        let now = loaded.now;
-        let state = loaded.rows.pop().flatten().map_or(State::Absent, |snapshot| snapshot.state);
-        let Transition { next, decision } = advance(&state, input(now))?;
-        let fenced = if decision == Decision::Applied { Fenced::Applied } else { Fenced::LeaseLost };
-        if next == state || rows.replace(terms, key, &state, &next, error).await? {
-            return Ok(FailureWritten { fenced, state: next, now });
+        if open.is_empty() {
+            return Ok(());
+        }
+        let Sorted { firsts, twins } = sorted(open, |index| writes[index].key());
+        let keys: Vec<_> = firsts.iter().map(|&index| writes[index].key()).collect();
+        let Loaded { now, rows: loaded } = rows.load(&terms.consumer, &keys).await?;
+        open = twins.into_iter().map(|(twin, _)| twin).collect();
+        for (index, snapshot) in firsts.into_iter().zip(loaded) {
+            let write = &writes[index];
+            let state = snapshot.map_or(State::Absent, |snapshot| snapshot.state);
+            let Transition { next, decision } = advance(&state, write.input(terms, now))?;
+            let fenced = if decision == Decision::Applied { Fenced::Applied } else { Fenced::LeaseLost };
+            let replacement = Replacement { key: write.key(), from: &state, to: &next, error: write.error() };
+            let replaced = if next == state { Ok(true) } else { rows.replace(terms, replacement, Locked::Wait).await };
+            match replaced {
+                Ok(true) => written[index] = Some(FailureWritten { fenced, state: next, now }),
+                Ok(false) => open.push(index),
+                // Another transaction keeps the row locked. The other renewals of the batch must not fail with this one.
+                Err(error) if error.kind() == StoreErrorKind::Contention && matches!(write, HolderWrite::Renew(..)) => {
+                    written[index] = Some(FailureWritten { fenced: Fenced::LeaseLost, state, now });
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
-    Err(restless())
+    if open.is_empty() { Ok(()) } else { Err(restless()) }
 }
 
-/// Where each different key is first, in the order of the keys' bytes; and for each further occurrence, where its first is.
-fn sorted_once<T>(items: &[T], key: impl Fn(&T) -> &EventKey) -> (Vec<usize>, Vec<(usize, usize)>) {
-    let mut order: Vec<usize> = (0..items.len()).collect();
-    order.sort_by(|&a, &b| key(&items[a]).cmp(key(&items[b])).then(a.cmp(&b)));
-    let mut twins = Vec::new();
-    let mut firsts: Vec<usize> = Vec::with_capacity(order.len());
-    for index in order {
-        match firsts.last() {
-            Some(&first) if key(&items[first]) == key(&items[index]) => twins.push((index, first)),
-            _ => firsts.push(index),
+/// Indices of a batch in the order of their keys' bytes.
+struct Sorted {
+    /// Where each different key is first.
+    firsts: Vec<usize>,
+    /// Each further occurrence, and where its key is first.
+    twins: Vec<(usize, usize)>,
+}
+
+fn sorted<'a>(mut indices: Vec<usize>, key: impl Fn(usize) -> &'a EventKey) -> Sorted {
+    indices.sort_by(|&a, &b| key(a).cmp(key(b)).then(a.cmp(&b)));
+    let mut sorted = Sorted { firsts: Vec::with_capacity(indices.len()), twins: Vec::new() };
+    for index in indices {
+        match sorted.firsts.last() {
+            Some(&first) if key(first) == key(index) => sorted.twins.push((index, first)),
+            _ => sorted.firsts.push(index),
         }
     }
-    (firsts, twins)
-}
-
-fn sorted<'a>(mut indices: Vec<usize>, key: impl Fn(&usize) -> &'a EventKey) -> Vec<usize> {
-    indices.sort_by(|a, b| key(a).cmp(key(b)));
-    indices
+    sorted
 }
 
 fn delivered(terms: &Terms, request: &ClaimRequest, now: Timestamp) -> Input {
@@ -287,18 +418,32 @@ fn fresh(terms: &Terms, request: &ClaimRequest, now: Timestamp) -> Answer {
     }
 }
 
-/// The answer to the second request for a key in one batch, given the first one's.
-fn after(terms: &Terms, request: &ClaimRequest, first: Answer) -> Result<Answer, StoreError> {
-    let Transition { decision, .. } = advance(&first.state, delivered(terms, request, first.now))?;
-    Ok(Answer { decision, ..first })
+/// The answer to a further request for a key in one batch, given the one before it; nothing if it would change the row,
+/// which only the database can answer: the first may conflict where the second runs.
+fn after(
+    terms: &Terms,
+    request: &ClaimRequest,
+    (first, answer): (&ClaimRequest, &Answer),
+) -> Result<Option<Answer>, StoreError> {
+    let Transition { next, decision } = advance(&answer.state, delivered(terms, request, answer.now))?;
+    if next != answer.state {
+        return Ok(None);
+    }
+    let decision = match decision {
+        // The same request twice: the job must still run once.
+        Decision::Run(run) => Decision::InProgress { until: run.locked_until },
+        decision => decision,
+    };
+    let first_message_id = answer.first_message_id.clone().or_else(|| Some(first.message_id.to_string()));
+    Ok(Some(Answer { decision, first_message_id, ..answer.clone() }))
 }
 
-fn as_stored(next: State, claim_as: ClaimAs) -> State {
-    match (next, claim_as) {
-        (State::Processing { record, token, .. }, ClaimAs::Completed) => {
+fn as_stored(next: State, decision: Decision, claim_as: ClaimAs) -> State {
+    match (next, decision, claim_as) {
+        (State::Processing { record, token, .. }, Decision::Run(_), ClaimAs::Completed) => {
             State::Completed { record, token: Some(token) }
         }
-        (next, _) => next,
+        (next, ..) => next,
     }
 }
 
@@ -309,4 +454,14 @@ fn advance(state: &State, input: Input) -> Result<Transition, StoreError> {
 
 fn restless() -> StoreError {
     StoreError::new(StoreErrorKind::Contention, "the row changed each time it was looked at")
+}
+
+/// [`State::Absent`] cannot be written.
+pub(crate) fn absent() -> StoreError {
+    StoreError::new(StoreErrorKind::Broken, "a row cannot be made absent: roll back or release the job instead")
+}
+
+/// There is no savepoint to go back to or to release.
+pub(crate) fn no_savepoint() -> StoreError {
+    StoreError::new(StoreErrorKind::Broken, "no savepoint is set")
 }

@@ -1,0 +1,107 @@
+//! The application's own database, on either engine, by plain SQL.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use idem_kafka::Settings;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions};
+
+use crate::example::{Effect, Terms};
+use crate::failure::{Failure, MISUSED};
+
+/// Another process may hold SQLite's write lock for a while.
+const BUSY: Duration = Duration::from_secs(30);
+/// Names the lock under which tables are created.
+const CREATING: i64 = 0x1de3_c0de;
+
+/// A table of the application, for either engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Its name.
+    pub name: &'static str,
+    /// `CREATE TABLE IF NOT EXISTS …`
+    pub postgres: &'static str,
+    /// The same for SQLite.
+    pub sqlite: &'static str,
+}
+
+/// A pool of connections.
+#[derive(Clone, Debug)]
+pub enum Database {
+    /// To PostgreSQL.
+    Postgres(PgPool),
+    /// To SQLite.
+    Sqlite(SqlitePool),
+}
+
+impl Database {
+    /// Connects to where a consumer with these settings keeps its rows.
+    ///
+    /// # Errors
+    /// Nothing is set, or it cannot be reached.
+    pub async fn of(settings: &Settings) -> Result<Self, Failure> {
+        let url = settings.store.url()?;
+        let unset = || Failure::new(MISUSED, "`store.url` is not set: set IDEM__STORE__URL");
+        Self::connect(&url.ok_or_else(unset)?).await
+    }
+
+    /// Connects to `postgres://…` or `sqlite://…`. A SQLite file that is not there is made.
+    ///
+    /// # Errors
+    /// The URL is neither, or the database cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self, Failure> {
+        let attempt = "the application's database cannot be opened";
+        let failed = |error| Failure::sql(attempt, error);
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            let options = PgConnectOptions::from_str(url).map_err(failed)?;
+            let pool = PgPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10));
+            Ok(Self::Postgres(pool.connect_with(options).await.map_err(failed)?))
+        } else if url.starts_with("sqlite:") {
+            let options = SqliteConnectOptions::from_str(url).map_err(failed)?;
+            let path = options.get_filename().display().to_string();
+            let options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal).busy_timeout(BUSY);
+            // SQLite has one writer at a time: a second connection would only wait in a worse queue.
+            let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(BUSY);
+            let failed = |error| Failure::sql(&format!("the SQLite file {path} cannot be opened"), error);
+            Ok(Self::Sqlite(pool.connect_with(options).await.map_err(failed)?))
+        } else {
+            Err(Failure::new(MISUSED, "a database's URL begins with postgres:// or sqlite://"))
+        }
+    }
+
+    /// Creates `table` unless it is there. Safe when several workers start at once.
+    ///
+    /// # Errors
+    /// The database refuses.
+    pub async fn create(&self, table: &Table) -> Result<(), Failure> {
+        let created = match self {
+            Self::Postgres(pool) => create_on_postgres(pool, table).await,
+            Self::Sqlite(pool) => sqlx::query(table.sqlite).execute(pool).await.map(drop),
+        };
+        created.map_err(|error| Failure::sql(&format!("the table {} cannot be created", table.name), error))
+    }
+
+    /// Reads all effects by `query`, whose columns are key, amount, currency and receipt.
+    ///
+    /// # Errors
+    /// The database refuses.
+    pub async fn effects(&self, query: &'static str) -> Result<Vec<Effect>, Failure> {
+        type Row = (String, i64, String, Option<String>);
+        let rows: Result<Vec<Row>, _> = match self {
+            Self::Postgres(pool) => sqlx::query_as(query).fetch_all(pool).await,
+            Self::Sqlite(pool) => sqlx::query_as(query).fetch_all(pool).await,
+        };
+        let rows = rows.map_err(|error| Failure::sql("the effects cannot be read", error))?;
+        let effect = |(key, amount, currency, receipt)| Effect { key, terms: Terms { amount, currency }, receipt };
+        Ok(rows.into_iter().map(effect).collect())
+    }
+}
+
+/// `IF NOT EXISTS` alone can fail when two sessions create a table at once: both look, then both insert into the catalogue.
+async fn create_on_postgres(pool: &PgPool, table: &Table) -> Result<(), sqlx::Error> {
+    let mut tx = pool.begin().await?;
+    sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(CREATING).execute(&mut *tx).await?;
+    sqlx::query(table.postgres).execute(&mut *tx).await?;
+    tx.commit().await
+}

@@ -1,0 +1,184 @@
+//! The examples on a real Kafka and PostgreSQL, which `IDEM_TEST_KAFKA_BROKERS` and `IDEM_TEST_POSTGRES_URL` name
+//! (`scripts/services` starts both).
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use idem_examples::brokers::Brokers;
+use idem_examples::group::{Committed, GroupOffsets};
+use sqlx::{Connection, PgConnection};
+
+use support::{INVOICE, PAYMENT, Ran, Running, block_on, program, run, unique, until};
+
+/// Members that were killed are noticed soon.
+const CLIENT: &str = "session.timeout.ms=6000;heartbeat.interval.ms=1000";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn from_environment(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `eval \"$(scripts/services env)\"` first"))
+}
+
+/// A topic, a group and a schema that nothing else uses.
+struct Place {
+    name: String,
+    topic: String,
+    brokers: String,
+    server_url: String,
+}
+
+impl Place {
+    fn new(consumer: &str) -> Self {
+        let name = format!("{consumer}_{}", unique());
+        let server_url = from_environment("IDEM_TEST_POSTGRES_URL");
+        let place = Self {
+            topic: format!("examples-{}", name.replace('_', "-")),
+            brokers: from_environment("IDEM_TEST_KAFKA_BROKERS"),
+            name,
+            server_url,
+        };
+        place.sql(format!("CREATE SCHEMA {}", place.name));
+        place
+    }
+
+    fn url(&self) -> String {
+        let joint = if self.server_url.contains('?') { '&' } else { '?' };
+        format!("{}{joint}options=-c%20search_path%3D{}", self.server_url, self.name)
+    }
+
+    fn sql(&self, statement: String) {
+        block_on(async {
+            let mut connection = PgConnection::connect(&self.server_url).await.expect("PostgreSQL answers");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.expect("it is done");
+        });
+    }
+
+    fn program(&self, path: &str, arguments: &[&str]) -> std::process::Command {
+        let url = self.url();
+        let settings = [
+            ("IDEM__KAFKA__BROKERS", self.brokers.as_str()),
+            ("IDEM__KAFKA__GROUP", &self.name),
+            ("IDEM__KAFKA__LIBRDKAFKA", CLIENT),
+            ("IDEM__STORE__URL", &url),
+        ];
+        program(path, &[arguments, &["--topic", &self.topic]].concat(), &settings)
+    }
+
+    fn run(&self, path: &str, arguments: &[&str]) -> Ran {
+        Ran::of(self.program(path, arguments).output().expect("the program starts"))
+    }
+
+    /// Waits for the group to come this far.
+    fn until(&self, what: &str, come: impl Fn(Committed) -> bool) {
+        let offsets = GroupOffsets::new(&Brokers::at(&self.brokers), &self.name, &self.topic).expect("Kafka answers");
+        until(what, PATIENCE, || offsets.committed().ok().filter(|committed| come(*committed)));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.sql(format!("DROP SCHEMA {} CASCADE", self.name));
+        }
+    }
+}
+
+fn part(committed: Committed) -> f64 {
+    committed.done as f64 / committed.all as f64
+}
+
+#[test]
+fn invoices_survive_kills_and_restarts() {
+    let place = Place::new("invoice");
+    place.run(INVOICE, &["produce", "--create", "6", "--messages", "30000", "--seed", "11"]).expect_code(0);
+    let start = || Running::start(place.program(INVOICE, &["run"]));
+    let (mut killed, mut ended) = (start(), start());
+    place.until("a tenth is committed", |committed| part(committed) > 0.1);
+    killed.0.kill().expect("it can be killed");
+    let mut restarted = start();
+    place.until("a part more is committed", |committed| part(committed) > 0.2);
+    ended.terminate();
+    assert_eq!(ended.ended(PATIENCE), Some(0), "a worker that is asked to end drains and ends well");
+    place.until("everything is committed", |committed| committed.is_complete());
+    restarted.terminate();
+    assert_eq!(restarted.ended(PATIENCE), Some(0));
+    assert_eq!(killed.ended(PATIENCE), None, "it was killed");
+
+    let check = place.run(INVOICE, &["check", "--json", "--group", &place.name]).expect_code(0);
+    check.summary().assert_holds(30_000);
+}
+
+#[test]
+fn invoices_of_the_batch_handler_are_the_same() {
+    let place = Place::new("invoice");
+    place.run(INVOICE, &["produce", "--create", "3", "--messages", "20000", "--seed", "12"]).expect_code(0);
+    place.run(INVOICE, &["run", "--batch-handler", "--until-idle", "5s"]).expect_code(0);
+    let check = place.run(INVOICE, &["check", "--json", "--group", &place.name]).expect_code(0);
+    check.summary().assert_holds(20_000);
+}
+
+#[test]
+fn payments_survive_a_kill() {
+    let place = Place::new("payment");
+    let folder = support::Folder::new();
+    let ledger = folder.file("ledger.jsonl");
+    place.run(PAYMENT, &["produce", "--create", "6", "--messages", "5000", "--seed", "13"]).expect_code(0);
+    let mut gateway = program(PAYMENT, &["gateway", "--ledger", &ledger], &[]);
+    let mut gateway = Running(gateway.stdout(Stdio::piped()).spawn().expect("the gateway starts"));
+    let mut url = String::new();
+    BufReader::new(gateway.0.stdout.take().expect("a pipe")).read_line(&mut url).expect("it says where it is");
+
+    let start = || {
+        let mut command = place.program(PAYMENT, &["run", "--gateway", url.trim()]);
+        command.env("PAYMENT_GATEWAY_TIMEOUT", "250ms");
+        Running::start(command)
+    };
+    let (mut killed, mut other) = (start(), start());
+    place.until("a tenth is committed", |committed| part(committed) > 0.1);
+    killed.0.kill().expect("it can be killed");
+    place.until("everything is committed", |committed| committed.is_complete());
+    other.terminate();
+    assert_eq!(other.ended(PATIENCE), Some(0));
+    assert_eq!(killed.ended(PATIENCE), None, "it was killed");
+
+    let check = place.run(PAYMENT, &["check", "--json", "--group", &place.name, "--ledger", &ledger]).expect_code(0);
+    check.summary().assert_holds(5_000);
+}
+
+#[test]
+fn a_missing_topic_is_named() {
+    let place = Place::new("invoice");
+    for command in ["run", "check", "produce"] {
+        let ran = place.run(INVOICE, &[command]);
+        assert!(ran.code != Some(0) && ran.stderr.contains(&place.topic), "{command}: {:?}\n{}", ran.code, ran.stderr);
+    }
+}
+
+#[test]
+fn the_benchmark_s_contender_reports_what_it_did() {
+    let place = Place::new("peer");
+    place.run(INVOICE, &["produce", "--create", "4", "--messages", "20000", "--duplicates", "0.1"]).expect_code(0);
+    let table = "order_id varchar(64) NOT NULL UNIQUE, amount bigint NOT NULL, currency varchar(3) NOT NULL,
+                 event_id varchar(64) NOT NULL, created_at timestamptz NOT NULL DEFAULT now()";
+    place.sql(format!("CREATE TABLE {}.invoices ({table})", place.name));
+    let url = place.url();
+    let ran = run(
+        INVOICE,
+        &["peer"],
+        &[
+            ("PEER_BROKERS", &place.brokers),
+            ("PEER_TOPIC", &place.topic),
+            ("PEER_GROUP", &place.name),
+            ("PEER_DATABASE_URL", &url),
+            ("PEER_EXPECT_MESSAGES", "20000"),
+            ("PEER_WARM_UP", "0.2"),
+        ],
+    )
+    .expect_code(0);
+    let report: serde_json::Value = serde_json::from_str(ran.stdout.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(report["messages"], 20_000);
+    assert!(report["seconds"].as_f64() > Some(0.0) && report["steady_msgs_per_s"].as_f64() > Some(0.0), "{report}");
+    place.run(INVOICE, &["check", "--group", &place.name]).expect_code(0);
+}

@@ -1,0 +1,85 @@
+//! A connection on loan, and what a transaction on it needs in any engine.
+
+use std::future::Future;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{Database, Pool};
+use tokio::time::timeout;
+
+use super::{StoreError, StoreErrorKind, rows};
+
+/// A connection that is closed when it is dropped, unless its call came to its end: what a call leaves half done must not
+/// be the next one's, and the database rolls back when the connection is gone.
+pub(super) struct Lent<DB: Database> {
+    pub connection: PoolConnection<DB>,
+    finished: bool,
+}
+
+impl<DB: Database> Lent<DB> {
+    pub(super) async fn from(pool: &Pool<DB>) -> Result<Self, sqlx::Error> {
+        Ok(Self { connection: pool.acquire().await?, finished: false })
+    }
+
+    /// No transaction is open, and no answer is awaited: the connection may be used again.
+    pub(super) fn give_back(mut self) {
+        self.finished = true;
+    }
+}
+
+impl<DB: Database> Drop for Lent<DB> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Ends `call` after `limit`; the connection that it used is not to be given back then.
+pub(super) async fn within<T>(
+    limit: Duration,
+    what: &str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let late = || StoreError::new(StoreErrorKind::Unavailable, format!("{what}: no answer within {limit:?}"));
+    timeout(limit, call).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// The guard's savepoints, which are numbered from the outermost. Their statements are the same in every engine.
+#[derive(Debug, Default)]
+pub(super) struct Savepoints(usize);
+
+impl Savepoints {
+    /// Sets one more.
+    pub(super) fn set(&self) -> String {
+        format!("SAVEPOINT idem_{}", self.0 + 1)
+    }
+
+    /// Undoes everything since the innermost, and removes it.
+    pub(super) fn roll_back(&self) -> Result<String, StoreError> {
+        let name = self.innermost()?;
+        Ok(format!("ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"))
+    }
+
+    /// Removes the innermost and keeps what was done.
+    pub(super) fn release(&self) -> Result<String, StoreError> {
+        Ok(format!("RELEASE SAVEPOINT {}", self.innermost()?))
+    }
+
+    /// One more is set.
+    pub(super) fn is_set(&mut self) {
+        self.0 += 1;
+    }
+
+    /// The innermost is removed.
+    pub(super) fn is_removed(&mut self) {
+        self.0 -= 1;
+    }
+
+    fn innermost(&self) -> Result<String, StoreError> {
+        match self.0 {
+            0 => Err(rows::no_savepoint()),
+            depth => Ok(format!("idem_{depth}")),
+        }
+    }
+}

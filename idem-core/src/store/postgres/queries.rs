@@ -1,0 +1,330 @@
+//! Every statement that the PostgreSQL store sends, and how its rows are read.
+//!
+//! Clocks are `clock_timestamp()`, which is the instant of reading; `now()` would be the transaction's beginning. Keys come
+//! as arrays that are sorted by their bytes, and `unnest` keeps their order, so that batches lock their rows in one order.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row};
+use uuid::Uuid;
+
+use crate::key::{ConsumerName, EventKey};
+use crate::machine::{State, Token};
+use crate::store::row_text::{self, StateColumns};
+use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
+use crate::store::{ClaimRequest, Completion, StoreError, Terms};
+use crate::timestamp::Timestamp;
+
+/// Sent once on each new connection. Settings of the server, the database or the user must not change what the guard's
+/// statements mean, and a worker that has vanished must not keep its locks.
+///
+/// `client_connection_check_interval` is there from version 14 on.
+pub(super) const SETTINGS: &str = "
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+       set_config('lock_timeout', $1, false),
+       set_config('idle_in_transaction_session_timeout', $2, false),
+       set_config('tcp_keepalives_idle', '30', false),
+       set_config('tcp_keepalives_interval', '10', false),
+       set_config('tcp_keepalives_count', '3', false),
+       (SELECT set_config(name, '2s', false) FROM pg_settings WHERE name = 'client_connection_check_interval')";
+
+/// For connections that only the guard uses: the planner may not scan a table that was small when it looked.
+pub(super) const SETTINGS_OF_CONTROL: &str = "SELECT set_config('enable_seqscan', 'off', false)";
+
+/// The isolation is named, because the user's default may be another.
+pub(in super::super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
+/// `COMMIT` of a transaction in which a statement failed is answered like any other, but rolls back. A savepoint is
+/// refused then, and also when the handler has ended the transaction itself; `COMMIT` is then not reached.
+pub(super) const COMMIT: &str = "SAVEPOINT idem_commit; COMMIT";
+
+pub(super) const ROLLBACK: &str = "ROLLBACK";
+
+pub(super) const CAN_WRITE: &str =
+    "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'";
+
+/// Rows that are there already are left alone and cost no write. The clock is read in a subquery, which the planner does
+/// not merge, so that all columns of a row have the same instant; `RETURNING` reads it again after any wait.
+const INSERT: &str = "
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, locked_until, token, fence, attempts, payload_hash,
+                            owner, message_id, created_at, updated_at, completed_at)
+SELECT $1, k.key, $2, k.now + $3 * interval '1 microsecond', k.token, 1, 1, k.payload,
+       $4, k.message_id, k.now, k.now, CASE WHEN $2 = 'COMPLETED' THEN k.now END
+FROM (SELECT t.*, clock_timestamp() AS now
+      FROM unnest($5::text[], $6::uuid[], $7::text[], $8::text[]) AS t (key, token, payload, message_id)) AS k
+ON CONFLICT (consumer_name, idempotency_key) DO NOTHING
+RETURNING idempotency_key, created_at, clock_timestamp() AS answered";
+
+/// The outer part is there so that the clock is answered even when no row is. One search of the primary key for each key:
+/// joined in one, a young table would be scanned, and the plan kept while it grows.
+const LOAD: &str = "
+SELECT c.now, j.*
+FROM (SELECT clock_timestamp() AS now) AS c
+LEFT JOIN (
+    SELECT p.*
+    FROM unnest($2::text[]) AS k (key)
+    CROSS JOIN LATERAL (
+        SELECT idempotency_key, status, locked_until, token, fence, attempts, next_attempt_at, failure_kind, payload_hash,
+               message_id, error_message
+        FROM processed_jobs
+        WHERE consumer_name = $1 AND idempotency_key = k.key
+        OFFSET 0
+    ) AS p
+) AS j ON true";
+
+const REPLACE: &str = "
+UPDATE processed_jobs
+SET status = $3, locked_until = $4, token = $5, attempts = $7, next_attempt_at = $8, failure_kind = $9, payload_hash = $10,
+    error_message = coalesce($11, error_message), owner = CASE WHEN $6 > fence THEN $12 ELSE owner END, fence = $6,
+    updated_at = clock_timestamp(), completed_at = CASE WHEN $3 = 'COMPLETED' THEN clock_timestamp() END
+WHERE consumer_name = $1 AND idempotency_key = $2
+  AND status = $13 AND locked_until IS NOT DISTINCT FROM $14 AND token IS NOT DISTINCT FROM $15 AND fence = $16
+  AND attempts = $17 AND next_attempt_at IS NOT DISTINCT FROM $18 AND failure_kind IS NOT DISTINCT FROM $19";
+
+/// As [`REPLACE`], but takes the lock first and only if it is free.
+const REPLACE_UNLESS_LOCKED: &str = "
+WITH free AS MATERIALIZED (
+    SELECT consumer_name, idempotency_key
+    FROM processed_jobs
+    WHERE consumer_name = $1 AND idempotency_key = $2
+      AND status = $13 AND locked_until IS NOT DISTINCT FROM $14 AND token IS NOT DISTINCT FROM $15 AND fence = $16
+      AND attempts = $17 AND next_attempt_at IS NOT DISTINCT FROM $18 AND failure_kind IS NOT DISTINCT FROM $19
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE processed_jobs AS j
+SET status = $3, locked_until = $4, token = $5, attempts = $7, next_attempt_at = $8, failure_kind = $9, payload_hash = $10,
+    error_message = coalesce($11, j.error_message), owner = CASE WHEN $6 > j.fence THEN $12 ELSE j.owner END, fence = $6,
+    updated_at = clock_timestamp(), completed_at = CASE WHEN $3 = 'COMPLETED' THEN clock_timestamp() END
+FROM free
+WHERE j.consumer_name = free.consumer_name AND j.idempotency_key = free.idempotency_key";
+
+/// An insert that nearly always conflicts: it can only go through the primary key, whatever the planner thinks of the
+/// table's size. A row that is gone is inserted.
+const COMPLETE: &str = "
+INSERT INTO processed_jobs AS j (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
+                                 message_id, created_at, updated_at, completed_at)
+SELECT $1, k.key, 'COMPLETED', k.token, k.fence, k.attempt, k.payload, $2, k.message_id, k.now, k.now, k.now
+FROM (SELECT t.*, clock_timestamp() AS now
+      FROM unnest($3::text[], $4::uuid[], $5::bigint[], $6::integer[], $7::text[], $8::text[])
+           AS t (key, token, fence, attempt, payload, message_id)) AS k
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
+SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+WHERE j.status = 'PROCESSING' AND j.token = excluded.token
+RETURNING j.idempotency_key";
+
+/// Locks in the order of the keys, and leaves locked rows to be looked at one by one: somebody's open transaction must not
+/// hold up the other renewals. A key goes with the token at the same place.
+const RENEW: &str = "
+WITH held AS MATERIALIZED (
+    SELECT idempotency_key
+    FROM processed_jobs
+    WHERE consumer_name = $1 AND idempotency_key = ANY ($2::text[]) AND status = 'PROCESSING'
+      AND token = ($3::uuid[])[array_position($2::text[], idempotency_key::text)]
+      AND locked_until > clock_timestamp()
+    ORDER BY idempotency_key
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE processed_jobs AS j
+SET locked_until = clock_timestamp() + $4 * interval '1 microsecond', updated_at = clock_timestamp()
+FROM held
+WHERE j.consumer_name = $1 AND j.idempotency_key = held.idempotency_key
+RETURNING j.idempotency_key";
+
+const OVERWRITE: &str = "
+UPDATE processed_jobs
+SET status = $3, locked_until = $4, token = $5, fence = $6, attempts = $7, next_attempt_at = $8, failure_kind = $9,
+    payload_hash = $10, error_message = $11, updated_at = clock_timestamp(),
+    completed_at = CASE WHEN $3 = 'COMPLETED' THEN clock_timestamp() END
+WHERE consumer_name = $1 AND idempotency_key = $2";
+
+type Statement<'q> = Query<'q, Postgres, PgArguments>;
+
+/// The guard's rows through one connection.
+pub(super) struct PgRows<'c>(pub(super) &'c mut PgConnection);
+
+impl Rows for PgRows<'_> {
+    async fn insert(
+        &mut self,
+        terms: &Terms,
+        requests: &[&ClaimRequest],
+        claim_as: ClaimAs,
+    ) -> Result<HashMap<EventKey, Inserted>, StoreError> {
+        let (status, lease) = match claim_as {
+            ClaimAs::Processing => ("PROCESSING", Some(micros(terms.lease))),
+            ClaimAs::Completed => ("COMPLETED", None),
+        };
+        let statement = sqlx::query(INSERT)
+            .bind(terms.consumer.as_str())
+            .bind(status)
+            .bind(lease)
+            .bind(row_text::owner(terms))
+            .bind(column(requests, |request| request.key.as_str()))
+            .bind(column(requests, |request| request.token.0))
+            .bind(column(requests, |request| request.payload.map(|payload| payload.to_string())))
+            .bind(column(requests, |request| row_text::message_id(request)));
+        let rows = fetch(self.0, statement, "claim jobs").await?;
+        let inserted = rows.iter().map(|row| {
+            let now: DateTime<Utc> = row.try_get("created_at")?;
+            let answered: DateTime<Utc> = row.try_get("answered")?;
+            let waited = timestamp(answered).since(timestamp(now));
+            Ok((key_of(row)?, Inserted { now: timestamp(now), waited }))
+        });
+        collect(inserted, "read claimed jobs")
+    }
+
+    async fn load(&mut self, consumer: &ConsumerName, keys: &[&EventKey]) -> Result<Loaded, StoreError> {
+        let statement = sqlx::query(LOAD).bind(consumer.as_str()).bind(column(keys, |key| key.as_str()));
+        let rows = fetch(self.0, statement, "read jobs").await?;
+        let mut found: HashMap<String, Snapshot> = HashMap::with_capacity(rows.len());
+        let mut now = Timestamp::EPOCH;
+        for row in &rows {
+            now = timestamp(row.try_get("now").map_err(|error| StoreError::from_sqlx("read the clock", error))?);
+            let key: Option<String> =
+                row.try_get("idempotency_key").map_err(|error| StoreError::from_sqlx("read a job", error))?;
+            if let Some(key) = key {
+                found.insert(key, snapshot(row)?);
+            }
+        }
+        Ok(Loaded { now, rows: keys.iter().map(|key| found.remove(key.as_str())).collect() })
+    }
+
+    async fn replace(
+        &mut self,
+        terms: &Terms,
+        Replacement { key, from, to, error }: Replacement<'_>,
+        locked: Locked,
+    ) -> Result<bool, StoreError> {
+        let from = StateColumns::of(from)?;
+        let text = match locked {
+            Locked::Wait => REPLACE,
+            Locked::Skip => REPLACE_UNLESS_LOCKED,
+        };
+        let statement = written(sqlx::query(text), terms, key, &StateColumns::of(to)?)
+            .bind(error.map(row_text::storable))
+            .bind(row_text::owner(terms))
+            .bind(from.status)
+            .bind(from.locked_until.map(date_time))
+            .bind(from.token.map(|token| token.0))
+            .bind(from.fence)
+            .bind(from.attempts)
+            .bind(from.next_attempt_at.map(date_time))
+            .bind(from.failure_kind);
+        Ok(execute(self.0, statement, "write a job").await? == 1)
+    }
+
+    async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<HashSet<EventKey>, StoreError> {
+        let statement = sqlx::query(COMPLETE)
+            .bind(terms.consumer.as_str())
+            .bind(row_text::owner(terms))
+            .bind(column(done, |done| done.request.key.as_str()))
+            .bind(column(done, |done| done.request.token.0))
+            .bind(column(done, |done| done.fence))
+            .bind(column(done, |done| row_text::attempts(done.attempt)))
+            .bind(column(done, |done| done.request.payload.map(|payload| payload.to_string())))
+            .bind(column(done, |done| row_text::message_id(&done.request)));
+        let rows = fetch(self.0, statement, "complete jobs").await?;
+        collect(rows.iter().map(key_of), "read completed jobs")
+    }
+
+    async fn renew(&mut self, terms: &Terms, held: &[(&EventKey, Token)]) -> Result<HashSet<EventKey>, StoreError> {
+        let statement = sqlx::query(RENEW)
+            .bind(terms.consumer.as_str())
+            .bind(column(held, |(key, _)| key.as_str()))
+            .bind(column(held, |(_, token)| token.0))
+            .bind(micros(terms.lease));
+        let rows = fetch(self.0, statement, "renew leases").await?;
+        collect(rows.iter().map(key_of), "read renewed jobs")
+    }
+}
+
+impl PgRows<'_> {
+    /// Writes a state over whatever is there.
+    pub(super) async fn overwrite(
+        &mut self,
+        terms: &Terms,
+        key: &EventKey,
+        state: &State,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        let statement =
+            written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
+        execute(self.0, statement, "write a failed job").await?;
+        Ok(())
+    }
+}
+
+/// Binds $1 to $10 of a statement that writes a state.
+fn written<'q>(statement: Statement<'q>, terms: &'q Terms, key: &'q EventKey, to: &StateColumns) -> Statement<'q> {
+    statement
+        .bind(terms.consumer.as_str())
+        .bind(key.as_str())
+        .bind(to.status)
+        .bind(to.locked_until.map(date_time))
+        .bind(to.token.map(|token| token.0))
+        .bind(to.fence)
+        .bind(to.attempts)
+        .bind(to.next_attempt_at.map(date_time))
+        .bind(to.failure_kind)
+        .bind(to.payload.map(|payload| payload.to_string()))
+}
+
+async fn fetch(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<Vec<PgRow>, StoreError> {
+    statement.fetch_all(connection).await.map_err(|error| StoreError::from_sqlx(what, error))
+}
+
+async fn execute(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
+    let done = statement.execute(connection).await.map_err(|error| StoreError::from_sqlx(what, error))?;
+    Ok(done.rows_affected())
+}
+
+fn column<T, U>(items: &[T], value: impl Fn(&T) -> U) -> Vec<U> {
+    items.iter().map(value).collect()
+}
+
+fn collect<T, C: FromIterator<T>>(
+    items: impl Iterator<Item = Result<T, sqlx::Error>>,
+    what: &str,
+) -> Result<C, StoreError> {
+    items.collect::<Result<C, _>>().map_err(|error| StoreError::from_sqlx(what, error))
+}
+
+fn key_of(row: &PgRow) -> Result<EventKey, sqlx::Error> {
+    Ok(EventKey::from_stored(row.try_get("idempotency_key")?))
+}
+
+fn snapshot(row: &PgRow) -> Result<Snapshot, StoreError> {
+    let read = || -> Result<_, sqlx::Error> {
+        let instant = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<DateTime<Utc>>, _>(column)?.map(timestamp));
+        let columns = row_text::Stored {
+            status: row.try_get("status")?,
+            locked_until: instant("locked_until")?,
+            token: row.try_get::<Option<Uuid>, _>("token")?.map(Token),
+            fence: row.try_get("fence")?,
+            attempts: row.try_get("attempts")?,
+            next_attempt_at: instant("next_attempt_at")?,
+            failure_kind: row.try_get("failure_kind")?,
+            payload: row.try_get("payload_hash")?,
+        };
+        Ok((columns, row.try_get("message_id")?, row.try_get("error_message")?))
+    };
+    let (columns, message_id, error) = read().map_err(|error| StoreError::from_sqlx("read a job", error))?;
+    Ok(Snapshot { state: columns.state()?, message_id, error })
+}
+
+fn timestamp(instant: DateTime<Utc>) -> Timestamp {
+    Timestamp::from_micros(instant.timestamp_micros())
+}
+
+/// The far future is the year 9999, before either side's calendar ends.
+fn date_time(instant: Timestamp) -> DateTime<Utc> {
+    const YEAR_9999: i64 = 253_370_764_800_000_000;
+    DateTime::from_timestamp_micros(instant.as_micros().min(YEAR_9999)).unwrap_or(DateTime::UNIX_EPOCH)
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,313 @@
+//! Every statement that the SQLite store sends, and how its rows are read.
+//!
+//! Batches go as one JSON array, since each statement costs a change of thread. The clock is the machine's, to the
+//! millisecond, and stands still within a statement; it is read after `BEGIN IMMEDIATE` has waited for the write lock.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Row, Sqlite, SqliteConnection};
+use uuid::Uuid;
+
+use crate::key::{ConsumerName, EventKey};
+use crate::machine::{State, Token};
+use crate::store::row_text::{self, StateColumns, Stored};
+use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
+use crate::store::{ClaimRequest, Completion, StoreError, StoreErrorKind, Terms};
+use crate::timestamp::Timestamp;
+
+/// The lock is taken at once: a transaction that read first and then wrote would be refused without waiting if another
+/// writer came between.
+pub(in super::super) const BEGIN: &str = "BEGIN IMMEDIATE";
+
+pub(super) const COMMIT: &str = "COMMIT";
+
+pub(super) const ROLLBACK: &str = "ROLLBACK";
+
+/// Microseconds since 1970.
+macro_rules! now {
+    () => {
+        "(CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000)"
+    };
+}
+
+const INSERT: &str = concat!(
+    "
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, locked_until, token, fence, attempts, payload_hash,
+                            owner, message_id, created_at, updated_at, completed_at)
+SELECT ?1, j.value ->> 'key', ?2, ",
+    now!(),
+    " + ?3, j.value ->> 'token', 1, 1, j.value ->> 'payload',
+       ?4, j.value ->> 'message_id', ",
+    now!(),
+    ", ",
+    now!(),
+    ", CASE WHEN ?2 = 'COMPLETED' THEN ",
+    now!(),
+    " END
+FROM json_each(?5) AS j
+WHERE true
+ON CONFLICT (consumer_name, idempotency_key) DO NOTHING
+RETURNING idempotency_key, created_at"
+);
+
+const LOAD: &str = concat!(
+    "
+SELECT ",
+    now!(),
+    " AS now, p.idempotency_key, p.status, p.locked_until, p.token, p.fence, p.attempts, p.next_attempt_at, p.failure_kind,
+       p.payload_hash, p.message_id, p.error_message
+FROM json_each(?2) AS k
+LEFT JOIN processed_jobs AS p ON p.consumer_name = ?1 AND p.idempotency_key = k.value
+ORDER BY k.id"
+);
+
+const REPLACE: &str = concat!(
+    "
+UPDATE processed_jobs
+SET status = ?3, locked_until = ?4, token = ?5, attempts = ?7, next_attempt_at = ?8, failure_kind = ?9, payload_hash = ?10,
+    error_message = coalesce(?11, error_message), owner = CASE WHEN ?6 > fence THEN ?12 ELSE owner END, fence = ?6,
+    updated_at = ",
+    now!(),
+    ", completed_at = CASE WHEN ?3 = 'COMPLETED' THEN ",
+    now!(),
+    " END
+WHERE consumer_name = ?1 AND idempotency_key = ?2
+  AND status = ?13 AND locked_until IS ?14 AND token IS ?15 AND fence = ?16
+  AND attempts = ?17 AND next_attempt_at IS ?18 AND failure_kind IS ?19"
+);
+
+const COMPLETE: &str = concat!(
+    "
+INSERT INTO processed_jobs AS p (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
+                                 message_id, created_at, updated_at, completed_at)
+SELECT ?1, j.value ->> 'key', 'COMPLETED', j.value ->> 'token', j.value ->> 'fence', j.value ->> 'attempt',
+       j.value ->> 'payload', ?2, j.value ->> 'message_id', ",
+    now!(),
+    ", ",
+    now!(),
+    ", ",
+    now!(),
+    "
+FROM json_each(?3) AS j
+WHERE true
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
+SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+WHERE p.status = 'PROCESSING' AND p.token = excluded.token
+RETURNING idempotency_key"
+);
+
+const RENEW: &str = concat!(
+    "
+UPDATE processed_jobs
+SET locked_until = ",
+    now!(),
+    " + ?2, updated_at = ",
+    now!(),
+    "
+FROM json_each(?3) AS j
+WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key' AND token = j.value ->> 'token'
+  AND status = 'PROCESSING' AND locked_until > ",
+    now!(),
+    "
+RETURNING idempotency_key"
+);
+
+const OVERWRITE: &str = concat!(
+    "
+UPDATE processed_jobs
+SET status = ?3, locked_until = ?4, token = ?5, fence = ?6, attempts = ?7, next_attempt_at = ?8, failure_kind = ?9,
+    payload_hash = ?10, error_message = ?11, updated_at = ",
+    now!(),
+    ", completed_at = CASE WHEN ?3 = 'COMPLETED' THEN ",
+    now!(),
+    " END
+WHERE consumer_name = ?1 AND idempotency_key = ?2"
+);
+
+type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+/// The guard's rows through one connection, which is in a transaction if it writes.
+pub(super) struct SqliteRows<'c>(pub(super) &'c mut SqliteConnection);
+
+impl Rows for SqliteRows<'_> {
+    async fn insert(
+        &mut self,
+        terms: &Terms,
+        requests: &[&ClaimRequest],
+        claim_as: ClaimAs,
+    ) -> Result<HashMap<EventKey, Inserted>, StoreError> {
+        let (status, lease) = match claim_as {
+            ClaimAs::Processing => ("PROCESSING", Some(micros(terms.lease))),
+            ClaimAs::Completed => ("COMPLETED", None),
+        };
+        let items = requests.iter().map(|request| {
+            json!({
+                "key": request.key.as_str(),
+                "token": request.token.to_string(),
+                "payload": request.payload.map(|payload| payload.to_string()),
+                "message_id": row_text::message_id(request),
+            })
+        });
+        let statement = sqlx::query(INSERT)
+            .bind(terms.consumer.as_str())
+            .bind(status)
+            .bind(lease)
+            .bind(row_text::owner(terms))
+            .bind(array(items));
+        let rows = fetch(self.0, statement, "claim jobs").await?;
+        let inserted = rows.iter().map(|row| {
+            let now = Timestamp::from_micros(row.try_get("created_at")?);
+            Ok((key_of(row)?, Inserted { now, waited: Duration::ZERO }))
+        });
+        collect(inserted, "read claimed jobs")
+    }
+
+    async fn load(&mut self, consumer: &ConsumerName, keys: &[&EventKey]) -> Result<Loaded, StoreError> {
+        let keys = array(keys.iter().map(|key| Value::from(key.as_str())));
+        let rows = fetch(self.0, sqlx::query(LOAD).bind(consumer.as_str()).bind(keys), "read jobs").await?;
+        let failed = |error| StoreError::from_sqlx("read a job", error);
+        let mut loaded = Loaded { now: Timestamp::EPOCH, rows: Vec::with_capacity(rows.len()) };
+        for row in &rows {
+            loaded.now = Timestamp::from_micros(row.try_get("now").map_err(failed)?);
+            let is_there = row.try_get::<Option<&str>, _>("idempotency_key").map_err(failed)?.is_some();
+            loaded.rows.push(is_there.then(|| snapshot(row)).transpose()?);
+        }
+        Ok(loaded)
+    }
+
+    async fn replace(
+        &mut self,
+        terms: &Terms,
+        Replacement { key, from, to, error }: Replacement<'_>,
+        _locked: Locked,
+    ) -> Result<bool, StoreError> {
+        let from = StateColumns::of(from)?;
+        let statement = written(sqlx::query(REPLACE), terms, key, &StateColumns::of(to)?)
+            .bind(error.map(row_text::storable))
+            .bind(row_text::owner(terms))
+            .bind(from.status)
+            .bind(from.locked_until.map(Timestamp::as_micros))
+            .bind(from.token.map(|token| token.to_string()))
+            .bind(from.fence)
+            .bind(from.attempts)
+            .bind(from.next_attempt_at.map(Timestamp::as_micros))
+            .bind(from.failure_kind);
+        Ok(execute(self.0, statement, "write a job").await? == 1)
+    }
+
+    async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<HashSet<EventKey>, StoreError> {
+        let items = done.iter().map(|done| {
+            json!({
+                "key": done.request.key.as_str(),
+                "token": done.request.token.to_string(),
+                "fence": done.fence,
+                "attempt": row_text::attempts(done.attempt),
+                "payload": done.request.payload.map(|payload| payload.to_string()),
+                "message_id": row_text::message_id(&done.request),
+            })
+        });
+        let statement =
+            sqlx::query(COMPLETE).bind(terms.consumer.as_str()).bind(row_text::owner(terms)).bind(array(items));
+        let rows = fetch(self.0, statement, "complete jobs").await?;
+        collect(rows.iter().map(key_of), "read completed jobs")
+    }
+
+    async fn renew(&mut self, terms: &Terms, held: &[(&EventKey, Token)]) -> Result<HashSet<EventKey>, StoreError> {
+        let items = held.iter().map(|(key, token)| json!({"key": key.as_str(), "token": token.to_string()}));
+        let statement = sqlx::query(RENEW).bind(terms.consumer.as_str()).bind(micros(terms.lease)).bind(array(items));
+        let rows = fetch(self.0, statement, "renew leases").await?;
+        collect(rows.iter().map(key_of), "read renewed jobs")
+    }
+}
+
+impl SqliteRows<'_> {
+    /// Writes a state over whatever is there.
+    pub(super) async fn overwrite(
+        &mut self,
+        terms: &Terms,
+        key: &EventKey,
+        state: &State,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        let statement =
+            written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
+        execute(self.0, statement, "write a failed job").await?;
+        Ok(())
+    }
+}
+
+/// Binds ?1 to ?10 of a statement that writes a state.
+fn written<'q>(statement: Statement<'q>, terms: &'q Terms, key: &'q EventKey, to: &StateColumns) -> Statement<'q> {
+    statement
+        .bind(terms.consumer.as_str())
+        .bind(key.as_str())
+        .bind(to.status)
+        .bind(to.locked_until.map(Timestamp::as_micros))
+        .bind(to.token.map(|token| token.to_string()))
+        .bind(to.fence)
+        .bind(to.attempts)
+        .bind(to.next_attempt_at.map(Timestamp::as_micros))
+        .bind(to.failure_kind)
+        .bind(to.payload.map(|payload| payload.to_string()))
+}
+
+async fn fetch(
+    connection: &mut SqliteConnection,
+    statement: Statement<'_>,
+    what: &str,
+) -> Result<Vec<SqliteRow>, StoreError> {
+    statement.fetch_all(connection).await.map_err(|error| StoreError::from_sqlx(what, error))
+}
+
+async fn execute(connection: &mut SqliteConnection, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
+    let done = statement.execute(connection).await.map_err(|error| StoreError::from_sqlx(what, error))?;
+    Ok(done.rows_affected())
+}
+
+fn array(items: impl Iterator<Item = Value>) -> String {
+    Value::Array(items.collect()).to_string()
+}
+
+fn collect<T, C: FromIterator<T>>(
+    items: impl Iterator<Item = Result<T, sqlx::Error>>,
+    what: &str,
+) -> Result<C, StoreError> {
+    items.collect::<Result<C, _>>().map_err(|error| StoreError::from_sqlx(what, error))
+}
+
+fn key_of(row: &SqliteRow) -> Result<EventKey, sqlx::Error> {
+    Ok(EventKey::from_stored(row.try_get("idempotency_key")?))
+}
+
+fn snapshot(row: &SqliteRow) -> Result<Snapshot, StoreError> {
+    let read = || -> Result<_, sqlx::Error> {
+        let instant = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_micros));
+        let columns = Stored {
+            status: row.try_get("status")?,
+            locked_until: instant("locked_until")?,
+            token: None,
+            fence: row.try_get("fence")?,
+            attempts: row.try_get("attempts")?,
+            next_attempt_at: instant("next_attempt_at")?,
+            failure_kind: row.try_get("failure_kind")?,
+            payload: row.try_get("payload_hash")?,
+        };
+        let token: Option<String> = row.try_get("token")?;
+        Ok((columns, token, row.try_get("message_id")?, row.try_get("error_message")?))
+    };
+    let (columns, token, message_id, error) = read().map_err(|error| StoreError::from_sqlx("read a job", error))?;
+    let token = token
+        .map(|token| token.parse::<Uuid>())
+        .transpose()
+        .map_err(|error| StoreError::with_cause(StoreErrorKind::Broken, "read the token of a job", error))?;
+    let columns = Stored { token: token.map(Token), ..columns };
+    Ok(Snapshot { state: columns.state()?, message_id, error })
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,25 @@
+//! The contract against every store, and what is particular to each engine.
+
+#[path = "stores/subjects.rs"]
+mod subjects;
+
+mod memory {
+    idem_core::store_contract!(crate::subjects::memory);
+}
+
+mod sqlite {
+    idem_core::store_contract!(crate::subjects::sqlite);
+}
+
+mod postgres {
+    idem_core::store_contract!(crate::subjects::postgres);
+}
+
+#[path = "stores/connecting.rs"]
+mod connecting;
+#[path = "stores/migrating.rs"]
+mod migrating;
+#[path = "stores/only_postgres.rs"]
+mod only_postgres;
+#[path = "stores/only_sqlite.rs"]
+mod only_sqlite;

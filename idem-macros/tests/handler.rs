@@ -1,0 +1,213 @@
+//! What handlers do once they are expanded: their keys, fingerprints, settings, needs and calls.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use idem_core::store::{Engine, MemoryStore, Store, Tx};
+use idem_core::{
+    Call, ConsumerName, EventKey, FailureKind, Fingerprint, Handler, Headers, Job, KeyError, Mode, Requirements, State,
+    States,
+};
+use idem_macros::{Classify, idempotent};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct OrderPaid {
+    order_id: String,
+    kind: Option<String>,
+    amount: i64,
+    customer: Customer,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+struct Customer {
+    id: u64,
+    country: String,
+}
+
+fn order(order_id: &str) -> OrderPaid {
+    let customer = Customer { id: 7, country: "ID".into() };
+    OrderPaid { order_id: order_id.into(), kind: Some("paid".into()), amount: 5, customer }
+}
+
+#[derive(Debug, PartialEq, Classify)]
+enum InvoiceError {
+    #[classify(terminal)]
+    NoLines,
+    #[classify(transient)]
+    NoRates,
+}
+
+impl fmt::Display for InvoiceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no invoice: {self:?}")
+    }
+}
+
+impl std::error::Error for InvoiceError {}
+
+/// What handlers saw.
+type Seen = Arc<Mutex<Vec<String>>>;
+
+#[idempotent(key = "order_id", consumer = "invoice")]
+async fn issue_invoice(event: OrderPaid, tx: &mut Tx, job: &Job, seen: State<Seen>) -> Result<i64, InvoiceError> {
+    seen.lock().unwrap().push(format!("{} for {} in {tx:?}", job.key(), event.amount));
+    match event.amount {
+        0 => Err(InvoiceError::NoLines),
+        amount if amount < 0 => Err(InvoiceError::NoRates),
+        amount => Ok(amount),
+    }
+}
+
+#[idempotent(key = "customer.id", consumer = "greeter")]
+async fn greet(seen: State<Seen>, events: Vec<OrderPaid>, jobs: &[Job]) -> Result<(), InvoiceError> {
+    for (event, job) in events.iter().zip(jobs) {
+        seen.lock().unwrap().push(format!("{} by {}", event.order_id, job.key()));
+    }
+    Ok(())
+}
+
+#[idempotent(
+    key = [order_id, "kind", "header:tenant"],
+    consumer = "every-argument",
+    lease = "2m",
+    max_run = "1m 30s",
+    attempts = 5,
+    backoff = "100ms..1m",
+    fingerprint = ["amount", customer.country],
+    domain_unique = "uq_invoices_order_id"
+)]
+async fn set_everything(event: OrderPaid) -> Result<(), InvoiceError> {
+    drop(event);
+    Ok(())
+}
+
+/// One header.
+struct Tenant(&'static [u8]);
+
+impl Headers for Tenant {
+    fn value(&self, name: &str) -> Option<&[u8]> {
+        (name == "tenant").then_some(self.0)
+    }
+}
+
+fn text(key: Result<EventKey, KeyError>) -> String {
+    key.unwrap().to_string()
+}
+
+#[test]
+fn k1_a_key_is_taken_from_fields_and_headers() {
+    assert_eq!(text(issue_invoice::key(&order("A-1"), &())), "A-1");
+    assert_eq!(text(greet::key(&order("A-1"), &())), "7");
+    assert_eq!(text(set_everything::key(&order("A|1"), &Tenant(b"north"))), r"A\|1|paid|north");
+}
+
+#[test]
+fn k4_a_part_that_is_missing_is_named() {
+    let no_kind = OrderPaid { kind: None, ..order("A-1") };
+    let missing = |field: &str| Err(KeyError::Missing { field: field.into() });
+    assert_eq!(set_everything::key(&order("A-1"), &()), missing("tenant"));
+    assert_eq!(set_everything::key(&no_kind, &Tenant(b"north")), missing("kind"));
+    assert_eq!(issue_invoice::key(&order(""), &()), Err(KeyError::Empty { field: "order_id".into() }));
+    let not_text = KeyError::NotText { field: "tenant".into() };
+    assert_eq!(set_everything::key(&order("A-1"), &Tenant(b"\xff")), Err(not_text));
+}
+
+#[test]
+fn a_fingerprint_covers_the_chosen_fields_only() {
+    let of = |event: &OrderPaid| -> Fingerprint { set_everything::fingerprint(event).unwrap().unwrap() };
+    let same = OrderPaid { customer: Customer { id: 8, country: "ID".into() }, ..order("A-2") };
+    let other = OrderPaid { customer: Customer { id: 7, country: "NL".into() }, ..order("A-1") };
+    assert_eq!(of(&order("A-1")), of(&same));
+    assert_ne!(of(&order("A-1")), of(&other));
+    assert!(issue_invoice::fingerprint(&order("A-1")).is_none(), "the whole payload counts");
+}
+
+#[test]
+fn the_attribute_is_kept_as_data() {
+    let spec = set_everything::SPEC;
+    assert_eq!(
+        (spec.name, spec.consumer, spec.mode, spec.batch),
+        ("set_everything", "every-argument", Mode::Lease, false)
+    );
+    assert_eq!(spec.lease, Some(Duration::from_secs(120)));
+    assert_eq!(spec.max_run, Some(Duration::from_secs(90)));
+    assert_eq!(spec.attempts, Some(5));
+    assert_eq!(spec.backoff, Some((Duration::from_millis(100), Duration::from_secs(60))));
+    assert_eq!(spec.domain_unique, ["uq_invoices_order_id"]);
+
+    let spec = issue_invoice::SPEC;
+    assert_eq!((spec.name, spec.consumer, spec.mode, spec.batch), ("issue_invoice", "invoice", Mode::Atomic, false));
+    assert_eq!((spec.lease, spec.max_run, spec.attempts, spec.backoff), (None, None, None, None));
+    assert!(spec.domain_unique.is_empty());
+    let batch = [issue_invoice::SPEC.batch, greet::SPEC.batch];
+    assert_eq!(batch, [false, true]);
+}
+
+#[test]
+fn what_a_handler_lacks_is_told_at_start() {
+    fn missing<H: Handler>(_: H, states: &States) -> Vec<String> {
+        let mut requirements = Requirements::new(states, Engine::Memory);
+        H::require(&mut requirements);
+        requirements.missing()
+    }
+    let missing_state = missing(issue_invoice, &States::default());
+    assert_eq!(missing_state.len(), 1);
+    assert!(missing_state[0].contains("State<alloc::sync::Arc<"), "{missing_state:?}");
+    assert_eq!(missing(issue_invoice, &states()), [""; 0]);
+    assert_eq!(missing(set_everything, &States::default()), [""; 0]);
+}
+
+fn states() -> States {
+    let mut states = States::default();
+    states.insert(Seen::default());
+    states
+}
+
+fn job(key: &str) -> Job {
+    Job::detached(ConsumerName::new("invoice").unwrap(), EventKey::from_parts([key]).unwrap())
+}
+
+/// Runs a handler in a transaction, and tells how it ended and what it saw.
+async fn run<H: Handler>(_: H, events: Vec<H::Event>, jobs: &[Job]) -> (Result<(), FailureKind>, Vec<String>) {
+    let (mut tx, mut states, seen) =
+        (MemoryStore::default().begin().await.unwrap(), States::default(), Seen::default());
+    states.insert(Arc::clone(&seen));
+    let call = Call { events, jobs, tx: Some(&mut tx), states: &states };
+    let ended = H::call(call).await.map_err(|failure| failure.kind);
+    let seen = seen.lock().unwrap().clone();
+    (ended, seen)
+}
+
+#[tokio::test]
+async fn a_call_hands_over_every_parameter() {
+    let (ended, seen) = run(issue_invoice, vec![order("A-1")], &[job("A-1")]).await;
+    assert_eq!(ended, Ok(()));
+    assert_eq!(seen, ["A-1 for 5 in Tx(in-memory)"]);
+}
+
+#[tokio::test]
+async fn a_batch_handler_gets_all_events_with_their_jobs() {
+    let (ended, seen) = run(greet, vec![order("A-1"), order("A-2")], &[job("7"), job("8")]).await;
+    assert_eq!(ended, Ok(()));
+    assert_eq!(seen, ["A-1 by 7", "A-2 by 8"]);
+}
+
+#[tokio::test]
+async fn an_error_says_whether_trying_again_is_of_use() {
+    for (amount, kind) in [(0, FailureKind::Terminal), (-1, FailureKind::Transient)] {
+        let event = OrderPaid { amount, ..order("A-1") };
+        let (ended, _) = run(issue_invoice, vec![event], &[job("A-1")]).await;
+        assert_eq!(ended, Err(kind));
+    }
+}
+
+#[tokio::test]
+async fn the_body_can_be_called_by_itself() {
+    let mut tx = MemoryStore::default().begin().await.unwrap();
+    let seen = Seen::default();
+    let state = State::new(Arc::clone(&seen));
+    assert_eq!(issue_invoice::body(order("A-1"), &mut tx, &job("A-1"), state).await, Ok(5));
+    assert_eq!(*seen.lock().unwrap(), ["A-1 for 5 in Tx(in-memory)"]);
+}

@@ -1,0 +1,8 @@
+use idem_macros::idempotent;
+
+#[idempotent(key = "header:id", consumer = "invoice")]
+async fn issue_invoice(_event: String) -> Result<(), std::fmt::Error> {
+    Ok(())
+}
+
+fn main() {}

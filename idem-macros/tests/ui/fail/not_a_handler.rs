@@ -1,0 +1,8 @@
+async fn issue_invoice(_event: String) -> Result<(), std::io::Error> {
+    Ok(())
+}
+
+fn main() {
+    fn handle(_: impl idem_core::Handler) {}
+    handle(issue_invoice);
+}

@@ -1,0 +1,8 @@
+use idem_macros::idempotent;
+
+#[idempotent(key = "header:id", consumer = "invoice")]
+async unsafe extern "C" fn issue_invoice(_event: String) -> Result<(), std::io::Error> {
+    Ok(())
+}
+
+fn main() {}
