@@ -1,5 +1,48 @@
-//! core
-#![allow(missing_docs)]
+//! The guard of idem: a job named by consumer and key takes effect once, however often it is asked for.
+//!
+//! This crate knows no broker. `idem-kafka` feeds it from Kafka; an HTTP handler or a scheduled job can use it as it is:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use idem_core::store::MemoryStore;
+//! use idem_core::{DuplicateKind, Guard, Outcome, RunGuarded, idempotent};
+//!
+//! #[derive(serde::Serialize, serde::Deserialize)]
+//! struct Welcome {
+//!     customer_id: String,
+//! }
+//!
+//! #[idempotent(key = "customer_id", consumer = "welcome-mail")]
+//! async fn send_welcome(event: Welcome) -> Result<(), std::io::Error> {
+//!     println!("welcome, {}", event.customer_id);
+//!     Ok(())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let guard = Guard::new(Arc::new(MemoryStore::default()));
+//! let welcome = || Welcome { customer_id: "C-1".to_owned() };
+//!
+//! let first = send_welcome.run(&guard, welcome()).await?;
+//! assert!(matches!(first, Outcome::Completed { attempt: 1, .. }));
+//! let second = send_welcome.run(&guard, welcome()).await?;
+//! assert!(matches!(second, Outcome::Duplicate(DuplicateKind::Producer)));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it is built
+//! [`machine`] decides: plain functions over plain values. A [`store::Store`] keeps the rows and asks the machine.
+//! [`run`] orders the steps from a delivered message to its outcome. `#[idempotent]` makes a function a [`Handler`].
+//!
+//! # Features
+//! | feature | adds |
+//! |---|---|
+//! | `macros` (default) | `#[idempotent]` and `#[derive(Classify)]` |
+//! | `postgres` | `store::postgres::PgStore` |
+//! | `sqlite` | `store::sqlite::SqliteStore` |
+//! | `test-util` | the contract suite for stores, and crash points that tests can set by environment |
+
 #[doc(hidden)]
 pub mod __private;
 mod clock;

@@ -70,6 +70,7 @@ mod stats;
 pub use app::App;
 pub use config::{OnOffsetLost, Start};
 pub use error::{Error, ErrorKind};
+#[doc(inline)]
 pub use idem_macros::{ClassifyKafka as Classify, idempotent_kafka as idempotent};
 pub use settings::{KafkaSettings, LogSettings, PassThrough, Settings, Span, StoreSettings};
 pub use stats::{Stats, Summary};
@@ -77,7 +78,9 @@ pub use stats::{Stats, Summary};
 /// What a handler's author and a consumer's `main` need.
 pub mod prelude {
     pub use idem_core::store::{Tx, sql};
-    pub use idem_core::{Classify, Disposition, Job, Outcome, RunGuarded, State};
+    // The trait alone: `idem_core::Classify` is the derive too when another crate has turned its macros on.
+    pub use idem_core::__private::Classify;
+    pub use idem_core::{Disposition, Job, Outcome, RunGuarded, State};
 
     pub use crate::{App, Classify, Error, idempotent};
 }

@@ -252,7 +252,11 @@ pub async fn attempts_run_out_by_crashing(subject: &impl Subject) {
     }
     assert_eq!(job.claim(99).await.decision, Decision::Exhausted);
     assert!(matches!(job.read().await, State::Failed { failure: Failure::Exhausted, .. }));
-    assert_eq!(job.fail(token(MAX_ATTEMPTS.into()), Retry::Never).await.fenced, Fenced::Applied, "it was the last holder");
+    assert_eq!(
+        job.fail(token(MAX_ATTEMPTS.into()), Retry::Never).await.fenced,
+        Fenced::Applied,
+        "it was the last holder"
+    );
     assert_eq!(job.renew(token(MAX_ATTEMPTS.into())).await, Fenced::LeaseLost);
 }
 
@@ -408,7 +412,8 @@ pub async fn answers_come_in_the_order_of_the_requests(subject: &impl Subject) {
     for (request, run) in requests.iter().zip(&runs) {
         assert_eq!(run.token, request.token);
     }
-    let (done, failing): (Vec<_>, Vec<_>) = requests.iter().zip(&runs).partition(|(request, _)| request.token.0.as_u128() % 2 == 0);
+    let (done, failing): (Vec<_>, Vec<_>) =
+        requests.iter().zip(&runs).partition(|(request, _)| request.token.0.as_u128() % 2 == 0);
     let done: Vec<_> = done.into_iter().map(|(request, run)| completion(request, run)).collect();
     assert!(store.complete(&job.terms, &done).await.expect("the store works").iter().all(|f| *f == Fenced::Applied));
     let failed: Vec<_> = failing
@@ -423,7 +428,8 @@ pub async fn answers_come_in_the_order_of_the_requests(subject: &impl Subject) {
     let written = store.fail(&job.terms, &failed).await.expect("the store works");
     assert!(written.iter().all(|written| written.fenced == Fenced::Applied));
     let keys: Vec<_> = requests.iter().map(|request| request.key.clone()).collect();
-    for (request, state) in requests.iter().zip(store.read(&job.terms.consumer, &keys).await.expect("the store works")) {
+    for (request, state) in requests.iter().zip(store.read(&job.terms.consumer, &keys).await.expect("the store works"))
+    {
         assert_eq!(state.token(), Some(request.token));
     }
     for (request, answer) in requests.iter().zip(store.claim(&job.terms, &requests).await.expect("the store works")) {
@@ -440,11 +446,67 @@ pub async fn keys_are_compared_byte_by_byte(subject: &impl Subject) {
     let job = Job::new(subject, "bytes");
     let four_bytes_each = "\u{1f980}".repeat(255);
     let keys: Vec<EventKey> = [
-        "a", "A", "a ", " a", "a\t", "a\n", "a\r\n", "\u{e4}", "a\u{308}", "\u{e5}", "\u{c5}", "\u{212b}", "\u{3a9}", "\u{2126}",
-        "\u{436}", "\u{4e2d}\u{6587}", "\u{645}\u{631}\u{62d}\u{628}\u{627}", "\u{939}\u{93f}", "\u{df}", "ss", "\u{131}", "i", "I",
-        "\u{130}", "\u{feff}a", "a\u{200b}", "'", "''", "\"", "`", "\\", "\\\\", "\\0", "\\u0000", "%", "_", "--", ";", "$1", "?1",
-        "{}", "[]", "{\"key\":1}", "null", "NULL", "true", "1", "01", "1.0", "1e0", "0x1", "+1", "-0", "0", "\u{1}", "\u{7f}",
-        "\u{fffd}", "\u{10ffff}", "'; DROP TABLE processed_jobs; --", &four_bytes_each, &four_bytes_each[4..],
+        "a",
+        "A",
+        "a ",
+        " a",
+        "a\t",
+        "a\n",
+        "a\r\n",
+        "\u{e4}",
+        "a\u{308}",
+        "\u{e5}",
+        "\u{c5}",
+        "\u{212b}",
+        "\u{3a9}",
+        "\u{2126}",
+        "\u{436}",
+        "\u{4e2d}\u{6587}",
+        "\u{645}\u{631}\u{62d}\u{628}\u{627}",
+        "\u{939}\u{93f}",
+        "\u{df}",
+        "ss",
+        "\u{131}",
+        "i",
+        "I",
+        "\u{130}",
+        "\u{feff}a",
+        "a\u{200b}",
+        "'",
+        "''",
+        "\"",
+        "`",
+        "\\",
+        "\\\\",
+        "\\0",
+        "\\u0000",
+        "%",
+        "_",
+        "--",
+        ";",
+        "$1",
+        "?1",
+        "{}",
+        "[]",
+        "{\"key\":1}",
+        "null",
+        "NULL",
+        "true",
+        "1",
+        "01",
+        "1.0",
+        "1e0",
+        "0x1",
+        "+1",
+        "-0",
+        "0",
+        "\u{1}",
+        "\u{7f}",
+        "\u{fffd}",
+        "\u{10ffff}",
+        "'; DROP TABLE processed_jobs; --",
+        &four_bytes_each,
+        &four_bytes_each[4..],
     ]
     .into_iter()
     .map(key)
@@ -463,7 +525,8 @@ pub async fn keys_are_compared_byte_by_byte(subject: &impl Subject) {
     for (request, state) in requests.iter().zip(states) {
         assert_eq!(state.token(), Some(request.token), "{:?}", request.key);
     }
-    let done: Vec<_> = requests.iter().zip(&answers).map(|(request, answer)| completion(request, &run_of(answer))).collect();
+    let done: Vec<_> =
+        requests.iter().zip(&answers).map(|(request, answer)| completion(request, &run_of(answer))).collect();
     let completed = store.complete(&job.terms, &done).await.expect("the store works");
     assert!(completed.iter().all(|fenced| *fenced == Fenced::Applied));
 }
@@ -551,8 +614,12 @@ pub async fn overlapping_batches_run_each_job_once(subject: &impl Subject) {
         let (store, terms, requests) = (subject.store(), job.terms.clone(), overlapping(&job, batch));
         tokio::spawn(async move {
             let answers = store.claim(&terms, &requests).await.expect("batches do not deadlock");
-            requests.into_iter().zip(answers).filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)))
-                .map(|(request, _)| request.key).collect::<Vec<_>>()
+            requests
+                .into_iter()
+                .zip(answers)
+                .filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)))
+                .map(|(request, _)| request.key)
+                .collect::<Vec<_>>()
         })
     });
     let ran: Vec<EventKey> = join_all(batches).await.into_iter().flat_map(|joined| joined.expect("no panic")).collect();
@@ -572,11 +639,16 @@ pub async fn overlapping_transactions_run_each_job_once(subject: &impl Subject) 
                 return Vec::new();
             }
             tx.commit().await.expect("the store works");
-            requests.into_iter().zip(answers).filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)))
-                .map(|(request, _)| request.key).collect()
+            requests
+                .into_iter()
+                .zip(answers)
+                .filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)))
+                .map(|(request, _)| request.key)
+                .collect()
         })
     });
-    let mut ran: Vec<EventKey> = join_all(batches).await.into_iter().flat_map(|joined| joined.expect("no panic")).collect();
+    let mut ran: Vec<EventKey> =
+        join_all(batches).await.into_iter().flat_map(|joined| joined.expect("no panic")).collect();
     let rest = overlapping(&job, 99);
     let answers = subject.store().claim(&job.terms, &rest).await.expect("the store works");
     for (request, answer) in rest.into_iter().zip(answers) {
@@ -714,7 +786,8 @@ pub async fn a_claim_waits_for_the_transaction_before_it(subject: &impl Subject)
         let mut tx = subject.store().begin().await.expect("the store works");
         job.claim_in(&mut tx, 1).await;
         let (store, terms, request) = (subject.store(), job.terms.clone(), job.request(2));
-        let second = tokio::spawn(async move { store.claim(&terms, &[request]).await.expect("the store works").remove(0) });
+        let second =
+            tokio::spawn(async move { store.claim(&terms, &[request]).await.expect("the store works").remove(0) });
         tokio::task::yield_now().await;
         if commits { tx.commit().await } else { tx.rollback().await }.expect("the store works");
         let answer = second.await.expect("no panic");

@@ -11,8 +11,8 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::rows::{self, ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError,
-    StoreTx, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError, StoreTx,
+    Terms, Tx,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey};

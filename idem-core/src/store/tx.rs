@@ -113,6 +113,11 @@ impl Tx {
         self.0.connection().downcast_mut()
     }
 
+    /// The store's side of it, for stores that wrap another one.
+    pub fn into_inner(self) -> Box<dyn StoreTx> {
+        self.0
+    }
+
     /// The store's side of it.
     pub(crate) fn store(&mut self) -> &mut dyn StoreTx {
         &mut *self.0

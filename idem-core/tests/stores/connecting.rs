@@ -130,7 +130,9 @@ async fn a_refused_password_is_a_configuration_error_that_does_not_show_it() {
     let port = server_that_says(answer).await;
     let (kind, shown) = refused(&format!("postgres://app:s3cret@127.0.0.1:{port}/shop?sslmode=disable")).await;
     assert_eq!(kind, StoreErrorKind::Configuration, "{shown}");
-    assert!(shown.contains("\"shop\"") && shown.contains("\"app\"") && shown.contains("password authentication failed"));
+    assert!(
+        shown.contains("\"shop\"") && shown.contains("\"app\"") && shown.contains("password authentication failed")
+    );
 }
 
 #[tokio::test]
@@ -146,7 +148,8 @@ async fn a_server_that_does_not_answer_is_unavailable() {
     let (kind, shown) = refused(&format!("postgres://app:s3cret@127.0.0.1:{hung}/shop?sslmode=disable")).await;
     assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
 
-    let free = TcpListener::bind("127.0.0.1:0").await.expect("a port is free").local_addr().expect("it is bound").port();
+    let free =
+        TcpListener::bind("127.0.0.1:0").await.expect("a port is free").local_addr().expect("it is bound").port();
     let (kind, shown) = refused(&format!("postgres://app:s3cret@127.0.0.1:{free}/shop")).await;
     assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
     assert!(shown.contains(&free.to_string()), "{shown}");

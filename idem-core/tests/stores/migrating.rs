@@ -73,7 +73,10 @@ async fn tables_of_a_newer_version_are_refused() {
     for store in [&postgres.store as &dyn Store, &sqlite.store] {
         let (kind, text) = refused(store).await;
         assert_eq!(kind, StoreErrorKind::Schema, "{text}");
-        assert!(text.contains("version 99") && text.contains("version 1") && text.contains("update the program"), "{text}");
+        assert!(
+            text.contains("version 99") && text.contains("version 1") && text.contains("update the program"),
+            "{text}"
+        );
     }
 }
 
@@ -93,7 +96,8 @@ async fn a_migration_that_changed_since_is_refused() {
 #[tokio::test]
 async fn a_table_of_the_application_under_the_same_name_is_left_alone() {
     let schema = Schema::new().await;
-    run_on(&schema.url, "CREATE TABLE processed_jobs (mine text); INSERT INTO processed_jobs VALUES ('x')".into()).await;
+    run_on(&schema.url, "CREATE TABLE processed_jobs (mine text); INSERT INTO processed_jobs VALUES ('x')".into())
+        .await;
     let store = PgStore::connect(&schema.url, &few_connections()).await.expect("PostgreSQL answers");
     assert_eq!(refused(&store).await.0, StoreErrorKind::Schema);
     let (mine,): (String,) =
@@ -143,9 +147,11 @@ async fn an_sqlite_without_its_primary_key_is_refused() {
     assert_eq!(kind, StoreErrorKind::Schema, "{text}");
     let claim = store.claim(&terms("damaged"), &[request("a", 1)]).await;
     assert_eq!(claim.map(drop).map_err(|error| error.kind()), Err(StoreErrorKind::Schema), "also while it runs");
-    on_sqlite(pool, "CREATE UNIQUE INDEX pair ON processed_jobs (consumer_name, idempotency_key) WHERE status = 'X'").await;
+    on_sqlite(pool, "CREATE UNIQUE INDEX pair ON processed_jobs (consumer_name, idempotency_key) WHERE status = 'X'")
+        .await;
     assert_eq!(refused(store).await.0, StoreErrorKind::Schema);
-    on_sqlite(pool, "DROP INDEX pair; CREATE UNIQUE INDEX pair ON processed_jobs (consumer_name, idempotency_key)").await;
+    on_sqlite(pool, "DROP INDEX pair; CREATE UNIQUE INDEX pair ON processed_jobs (consumer_name, idempotency_key)")
+        .await;
     store.migrate().await.expect("the pair is unique again");
 }
 

@@ -67,8 +67,11 @@ pub async fn until(what: &str, store: &PgStore, is_so: impl Fn(&Session) -> bool
             .fetch_all(store.pool())
             .await
             .expect("PostgreSQL answers");
-            let session =
-                |row: &sqlx::postgres::PgRow| Session { waits_for_lock: row.get(0), query: row.get(1), for_seconds: row.get(2) };
+            let session = |row: &sqlx::postgres::PgRow| Session {
+                waits_for_lock: row.get(0),
+                query: row.get(1),
+                for_seconds: row.get(2),
+            };
             if rows.iter().map(session).any(|session| is_so(&session)) {
                 return;
             }
@@ -159,7 +162,8 @@ async fn values_of_every_kind_reach_the_server() {
         .bind(None::<String>);
     tx.execute(statement).await.expect("it works");
     commit(tx).await.expect("the store works");
-    let matching = "kinds WHERE b AND i = -9223372036854775808 AND f = 0.5 AND t = 'it''s' AND y = '\\x00ff' AND n IS NULL";
+    let matching =
+        "kinds WHERE b AND i = -9223372036854775808 AND f = 0.5 AND t = 'it''s' AND y = '\\x00ff' AND n IS NULL";
     assert_eq!(count(&subject.store, matching).await, 1);
 }
 
@@ -260,7 +264,8 @@ async fn a_locked_row_does_not_hold_up_the_others_of_its_batch() {
     let subject = postgres().await;
     let (store, terms) = (&subject.store, terms("row-locked"));
     let all: Vec<EventKey> = ["a", "b", "c"].map(key).to_vec();
-    let requests = |first: u128| -> Vec<_> { ["a", "b", "c"].iter().zip(first..).map(|(k, n)| request(k, n)).collect() };
+    let requests =
+        |first: u128| -> Vec<_> { ["a", "b", "c"].iter().zip(first..).map(|(k, n)| request(k, n)).collect() };
     store.claim(&terms, &requests(1)).await.expect("the store works");
 
     let mut locker = store.pool().begin().await.expect("PostgreSQL answers");
@@ -272,14 +277,18 @@ async fn a_locked_row_does_not_hold_up_the_others_of_its_batch() {
     let renewed = timeout(Duration::from_secs(5), store.renew(&terms, &held)).await.expect("it does not wait for long");
     assert_eq!(renewed.expect("the store works"), [Fenced::Applied, Fenced::LeaseLost, Fenced::Applied]);
 
-    sqlx::query("UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key <> 'b'")
-        .execute(store.pool())
-        .await
-        .expect("the table is there");
-    sqlx::query("UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key = 'b'")
-        .execute(&mut *locker)
-        .await
-        .expect("the table is there");
+    sqlx::query(
+        "UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key <> 'b'",
+    )
+    .execute(store.pool())
+    .await
+    .expect("the table is there");
+    sqlx::query(
+        "UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key = 'b'",
+    )
+    .execute(&mut *locker)
+    .await
+    .expect("the table is there");
     locker.commit().await.expect("PostgreSQL answers");
     let mut locker = store.pool().begin().await.expect("PostgreSQL answers");
     sqlx::query("SELECT FROM processed_jobs WHERE idempotency_key = 'b' FOR UPDATE")
@@ -446,7 +455,11 @@ mod proxy {
         }
     }
 
-    async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut stalled: watch::Receiver<bool>) {
+    async fn pump(
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+        mut stalled: watch::Receiver<bool>,
+    ) {
         let mut buffer = [0; 4096];
         while let Ok(read) = from.read(&mut buffer).await
             && read > 0
@@ -473,12 +486,8 @@ async fn a_network_that_stops_ends_every_call_in_time() {
 
     proxy.stall(true);
     let held = [(key("a"), Token(Uuid::from_u128(1)))];
-    let failed = [FailedTry {
-        key: key("a"),
-        token: Token(Uuid::from_u128(1)),
-        retry: Retry::Never,
-        error: "x".to_owned(),
-    }];
+    let failed =
+        [FailedTry { key: key("a"), token: Token(Uuid::from_u128(1)), retry: Retry::Never, error: "x".to_owned() }];
     let calls = async {
         tokio::join!(
             async { store.claim(&terms, &[request("c", 3)]).await.map(drop) },
@@ -512,8 +521,7 @@ async fn no_statement_scans_a_young_table() {
     let subject = postgres().await;
     let (store, terms) = (&subject.store, terms("plans"));
     for batch in 0..10 {
-        let requests: Vec<_> =
-            (0..100).map(|n| request(&format!("{batch}/{n}"), 1 + batch * 1000 + n)).collect();
+        let requests: Vec<_> = (0..100).map(|n| request(&format!("{batch}/{n}"), 1 + batch * 1000 + n)).collect();
         let answers = store.claim(&terms, &requests).await.expect("the store works");
         let held: Vec<_> = requests.iter().map(|request| (request.key.clone(), request.token)).collect();
         store.renew(&terms, &held).await.expect("the store works");
@@ -540,8 +548,7 @@ async fn no_statement_scans_a_young_table() {
             .collect();
         store.fail(&terms, &failed).await.expect("the store works");
         store.release(&terms, &held[90..]).await.expect("the store works");
-        let again: Vec<_> =
-            (0..100).map(|n| request(&format!("{batch}/{n}"), 501 + batch * 1000 + n)).collect();
+        let again: Vec<_> = (0..100).map(|n| request(&format!("{batch}/{n}"), 501 + batch * 1000 + n)).collect();
         store.claim(&terms, &again).await.expect("the store works");
         let mut tx = store.begin().await.expect("the store works");
         claim_in(&mut tx, &terms, &again).await.expect("the store works");

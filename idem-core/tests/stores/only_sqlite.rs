@@ -69,7 +69,8 @@ async fn values_of_every_kind_reach_the_file() {
         .bind(None::<String>);
     tx.execute(statement).await.expect("it works");
     commit(tx).await.expect("the store works");
-    let matching = "kinds WHERE b = 1 AND i = -9223372036854775808 AND f = 0.5 AND t = 'it''s' AND y = x'00ff' AND n IS NULL";
+    let matching =
+        "kinds WHERE b = 1 AND i = -9223372036854775808 AND f = 0.5 AND t = 'it''s' AND y = x'00ff' AND n IS NULL";
     assert_eq!(count(&store, matching).await, 1);
 }
 
@@ -162,7 +163,8 @@ async fn processes_that_share_the_file_run_each_job_once() {
                     .map(|n| request(&format!("{}", round * 5 + (n + worker) % 5), 1 + worker * 1000 + round * 10 + n))
                     .collect();
                 let answers = store.claim(&terms("shared"), &requests).await.expect("whoever comes later waits");
-                let runs = requests.iter().zip(&answers).filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)));
+                let runs =
+                    requests.iter().zip(&answers).filter(|(_, answer)| matches!(answer.decision, Decision::Run(_)));
                 ran.extend(runs.map(|(request, _)| request.key.clone()));
             }
             ran

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use idem_core::store::contract::Subject;
-use idem_core::store::{ClaimRequest, MemoryStore, PgStore, Store, StoreOptions, Terms};
+use idem_core::machine::Token;
 #[cfg(feature = "sqlite")]
 use idem_core::store::SqliteStore;
-use idem_core::machine::Token;
+use idem_core::store::contract::Subject;
+use idem_core::store::{ClaimRequest, MemoryStore, PgStore, Store, StoreOptions, Terms};
 use idem_core::{ConsumerName, EventKey, ManualClock};
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::PgPoolOptions;

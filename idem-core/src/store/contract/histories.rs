@@ -18,18 +18,30 @@ enum Event {
     /// A batch asks for jobs, committed at once.
     Claim(Vec<Asked>),
     /// A batch asks for jobs in a transaction.
-    ClaimInTransaction { asked: Vec<Asked>, commits: bool },
+    ClaimInTransaction {
+        asked: Vec<Asked>,
+        commits: bool,
+    },
     /// A reply was lost and the same claim is asked again.
-    AskAgain { claim: usize },
+    AskAgain {
+        claim: usize,
+    },
     /// Holders, present and former, write.
     Renew(Vec<usize>),
     Complete(Vec<usize>),
     Release(Vec<usize>),
-    Fail { claim: usize, retry: Option<u64> },
+    Fail {
+        claim: usize,
+        retry: Option<u64>,
+    },
     /// A share of the lease passes, in tenths.
-    Pass { tenths: u32 },
+    Pass {
+        tenths: u32,
+    },
     /// A row is removed.
-    Forget { key: usize },
+    Forget {
+        key: usize,
+    },
 }
 
 /// A request for the job of a key.
@@ -65,9 +77,8 @@ pub fn random_histories(runtime: &Handle, subject: &impl Subject) {
     let config = Config { cases: CASES, failure_persistence: Some(Box::new(persistence)), ..Config::default() };
     let config = Config { source_file: Some(file!()), max_shrink_iters: 2000, ..config };
     let histories = prop::collection::vec(event(), 1..LONGEST);
-    let replay = |history: Vec<Event>| {
-        runtime.block_on(History::new(subject).replay(&history)).map_err(TestCaseError::fail)
-    };
+    let replay =
+        |history: Vec<Event>| runtime.block_on(History::new(subject).replay(&history)).map_err(TestCaseError::fail);
     if let Err(error) = TestRunner::new(config).run(&histories, replay) {
         panic!("{error}");
     }
@@ -209,7 +220,8 @@ impl<'a, S: Subject> History<'a, S> {
                 // Either the clock was set forward or the rows were set back; the rows tell which.
                 let rows = self.rows().await?;
                 for (key, state) in &mut self.model {
-                    let (expected, found) = (instant(state), rows.get(key).and_then(|state| instant(&mut state.clone()).copied()));
+                    let (expected, found) =
+                        (instant(state), rows.get(key).and_then(|state| instant(&mut state.clone()).copied()));
                     if let (Some(expected), Some(found)) = (expected, found) {
                         if found != *expected && found.plus(time) != *expected {
                             return Err(format!("time that passes moved {key} from {expected:?} to {found:?}"));

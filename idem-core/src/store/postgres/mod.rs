@@ -2,8 +2,6 @@
 
 mod queries;
 
-pub(super) use queries::BEGIN;
-
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -190,6 +188,17 @@ impl PgStore {
         Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))
     }
 
+    async fn begin_tx(&self) -> Result<PgTx, StoreError> {
+        let mut tx = PgTx {
+            lent: self.lend(&self.work).await?,
+            savepoints: Savepoints::default(),
+            breakdown: self.breakdown.clone(),
+            call_timeout: self.options.call_timeout,
+        };
+        tx.send(queries::BEGIN.to_owned(), "begin a transaction").await?;
+        Ok(tx)
+    }
+
     /// Hands the result of statements without a transaction on. After a refusal the connection is as good as before; one
     /// that did not answer, or a server that cannot write now, is left.
     fn back<T>(&self, lent: Lent<Postgres>, result: Result<T, StoreError>) -> Result<T, StoreError> {
@@ -207,13 +216,19 @@ impl Store for PgStore {
 
     fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let mut lent = self.lend(&self.work).await?;
-            let result = within(MIGRATE_TIMEOUT, "migrate the tables", migrate::postgres(&mut lent.connection)).await;
-            // After an error the transaction may still be open.
-            if result.is_ok() {
-                lent.give_back();
+            let mut tx = self.begin_tx().await?;
+            let mut tables = PgRows(&mut tx.lent.connection);
+            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES);
+            match within(MIGRATE_TIMEOUT, "migrate the tables", migrate).await {
+                Ok(()) => tx.commit().await,
+                Err(error) => {
+                    // Its locks would be in others' way until the server notices that the connection is gone.
+                    if error.kind() != StoreErrorKind::Unavailable {
+                        let _ = tx.rollback().await;
+                    }
+                    self.breakdown.noted(Err(error))
+                }
             }
-            self.breakdown.noted(result)
         }
         .boxed()
     }
@@ -225,7 +240,8 @@ impl Store for PgStore {
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
         async move {
             let mut lent = self.lend(&self.work).await?;
-            let claim = async { rows::claim(&mut PgRows(&mut lent.connection), terms, requests, ClaimAs::Processing).await };
+            let claim =
+                async { rows::claim(&mut PgRows(&mut lent.connection), terms, requests, ClaimAs::Processing).await };
             let result = within(self.options.call_timeout, "claim jobs", claim).await;
             self.back(lent, result)
         }
@@ -289,17 +305,7 @@ impl Store for PgStore {
     }
 
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
-        async move {
-            let mut tx = PgTx {
-                lent: self.lend(&self.work).await?,
-                savepoints: Savepoints::default(),
-                breakdown: self.breakdown.clone(),
-                call_timeout: self.options.call_timeout,
-            };
-            tx.send(BEGIN.to_owned(), "begin a transaction").await?;
-            Ok(Tx::new(tx))
-        }
-        .boxed()
+        async move { Ok(Tx::new(self.begin_tx().await?)) }.boxed()
     }
 
     fn read<'a>(
@@ -354,6 +360,18 @@ impl PgTx {
         let result = result.await;
         self.breakdown.noted(result)
     }
+
+    async fn commit(mut self) -> Result<(), StoreError> {
+        self.send(queries::COMMIT.to_owned(), "commit").await?;
+        self.lent.give_back();
+        Ok(())
+    }
+
+    async fn rollback(mut self) -> Result<(), StoreError> {
+        self.send(queries::ROLLBACK.to_owned(), "roll back").await?;
+        self.lent.give_back();
+        Ok(())
+    }
 }
 
 impl StoreTx for PgTx {
@@ -367,7 +385,9 @@ impl StoreTx for PgTx {
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
         async move {
-            let claim = async { rows::claim(&mut PgRows(&mut self.lent.connection), terms, requests, ClaimAs::Completed).await };
+            let claim = async {
+                rows::claim(&mut PgRows(&mut self.lent.connection), terms, requests, ClaimAs::Completed).await
+            };
             let result = within(self.call_timeout, "claim jobs", claim).await;
             self.breakdown.noted(result)
         }
@@ -441,22 +461,12 @@ impl StoreTx for PgTx {
         &mut *self.lent.connection
     }
 
-    fn commit(mut self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        async move {
-            self.send(queries::COMMIT.to_owned(), "commit").await?;
-            self.lent.give_back();
-            Ok(())
-        }
-        .boxed()
+    fn commit(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
+        (*self).commit().boxed()
     }
 
-    fn rollback(mut self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        async move {
-            self.send(queries::ROLLBACK.to_owned(), "roll back").await?;
-            self.lent.give_back();
-            Ok(())
-        }
-        .boxed()
+    fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
+        (*self).rollback().boxed()
     }
 }
 

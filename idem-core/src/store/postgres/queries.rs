@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::key::{ConsumerName, EventKey};
 use crate::machine::{State, Token};
+use crate::store::migrate::{self, Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
 use crate::store::{ClaimRequest, Completion, StoreError, Terms};
@@ -36,7 +37,7 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
 pub(super) const SETTINGS_OF_CONTROL: &str = "SELECT set_config('enable_seqscan', 'off', false)";
 
 /// The isolation is named, because the user's default may be another.
-pub(in super::super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// `COMMIT` of a transaction in which a statement failed is answered like any other, but rolls back. A savepoint is
 /// refused then, and also when the handler has ended the transaction itself; `COMMIT` is then not reached.
@@ -140,6 +141,39 @@ SET status = $3, locked_until = $4, token = $5, fence = $6, attempts = $7, next_
     payload_hash = $10, error_message = $11, updated_at = clock_timestamp(),
     completed_at = CASE WHEN $3 = 'COMPLETED' THEN clock_timestamp() END
 WHERE consumer_name = $1 AND idempotency_key = $2";
+
+/// Ends with the transaction. Waiting for it is waiting for another process that migrates, so its limit is a longer one.
+const LOCK_MIGRATIONS: &str = "
+SELECT set_config('lock_timeout', '100s', true),
+       pg_advisory_xact_lock(hashtextextended('idem migrations in ' || current_schema(), 0))";
+
+const CURRENT_SCHEMA: &str = "SELECT current_schema()::text";
+
+const IS_RECORDED: &str =
+    "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = '_idem_migrations')";
+
+const CREATE_RECORDS: &str = "
+CREATE TABLE _idem_migrations (
+    version    bigint      PRIMARY KEY,
+    name       text        NOT NULL,
+    checksum   text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)";
+
+const APPLIED: &str = "SELECT version, name, checksum FROM _idem_migrations ORDER BY version";
+
+const RECORD: &str = "INSERT INTO _idem_migrations (version, name, checksum) VALUES ($1, $2, $3)";
+
+/// A unique index that an insert can rely on: whole, checked at once, and of this pair.
+const HAS_UNIQUE_PAIR: &str = "
+SELECT EXISTS (
+    SELECT FROM pg_index AS i
+    WHERE i.indrelid = to_regclass('processed_jobs')
+      AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+      AND i.indnkeyatts = 2
+      AND ARRAY(SELECT a.attname::text FROM pg_attribute AS a
+                WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:1]) ORDER BY 1)
+          = ARRAY['consumer_name', 'idempotency_key'])";
 
 type Statement<'q> = Query<'q, Postgres, PgArguments>;
 
@@ -254,6 +288,42 @@ impl PgRows<'_> {
             written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
         execute(self.0, statement, "write a failed job").await?;
         Ok(())
+    }
+}
+
+impl Tables for PgRows<'_> {
+    async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
+        let failed = |error| StoreError::from_sqlx("read which migrations were applied", error);
+        let schema: Option<String> =
+            sqlx::query_scalar(CURRENT_SCHEMA).fetch_one(&mut *self.0).await.map_err(failed)?;
+        if schema.is_none() {
+            return Err(migrate::schema("the search_path names no schema that exists; create it, or set another"));
+        }
+        execute(self.0, sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
+        // Asked first, because a role that may not create tables may still start where nothing is to be created.
+        let is_recorded: bool = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await.map_err(failed)?;
+        if !is_recorded {
+            execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
+        }
+        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let applied = rows.iter().map(|row| {
+            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
+            Ok(Applied { version, name, checksum })
+        });
+        collect(applied, "read which migrations were applied")
+    }
+
+    async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
+        let failed = |error| StoreError::from_sqlx(format!("apply migration {}", migration.name), error);
+        sqlx::raw_sql(migration.text).execute(&mut *self.0).await.map_err(failed)?;
+        let record = sqlx::query(RECORD).bind(migration.version).bind(migration.name).bind(migration.checksum());
+        execute(self.0, record, "record a migration").await?;
+        Ok(())
+    }
+
+    async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
+        let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
+        answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
     }
 }
 

@@ -23,8 +23,6 @@ use super::{
 use crate::key::{ConsumerName, EventKey};
 use crate::machine::{State, Token};
 
-pub(super) use queries::BEGIN;
-
 /// Connections for renewals, reading and the health check.
 const CONTROL_CONNECTIONS: u32 = 2;
 /// Connections for the application's own statements.
@@ -124,7 +122,7 @@ impl SqliteStore {
         })?;
         let mut tx = SqliteTx { lent, savepoints: Savepoints::default(), call_timeout: self.options.call_timeout };
         let mut tries = 1;
-        while let Err(error) = tx.send(BEGIN.to_owned(), "begin a transaction").await {
+        while let Err(error) = tx.send(queries::BEGIN.to_owned(), "begin a transaction").await {
             if error.kind() != StoreErrorKind::Contention || tries == TRIES {
                 return Err(error);
             }
@@ -169,7 +167,7 @@ async fn try_file(target: &SqliteConnectOptions) -> Result<(), StoreError> {
     let failed = |error| StoreError::from_sqlx("open the SQLite file", error);
     // The first to open a new file switches its journal, for which others that open it are refused without waiting.
     let mut connection = unless_busy(|| SqliteConnection::connect_with(target)).await.map_err(failed)?;
-    match connection.begin_with(BEGIN).await.map_err(failed) {
+    match connection.begin_with(queries::BEGIN).await.map_err(failed) {
         Ok(transaction) => transaction.rollback().await.map_err(failed)?,
         // Somebody else is writing, so it can be written.
         Err(error) if error.kind() == StoreErrorKind::Contention => {}
@@ -217,7 +215,7 @@ impl Store for SqliteStore {
         async move {
             within(MIGRATE_TIMEOUT, "migrate the tables", async {
                 let mut tx = self.begin_on(&self.writer).await?;
-                migrate::sqlite(&mut tx.lent.connection).await?;
+                migrate::migrate(&mut SqliteRows(&mut tx.lent.connection), migrate::SQLITE).await?;
                 tx.commit().await
             })
             .await

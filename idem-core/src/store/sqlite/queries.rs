@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::key::{ConsumerName, EventKey};
 use crate::machine::{State, Token};
+use crate::store::migrate::{Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns, Stored};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
 use crate::store::{ClaimRequest, Completion, StoreError, StoreErrorKind, Terms};
@@ -21,7 +22,7 @@ use crate::timestamp::Timestamp;
 
 /// The lock is taken at once: a transaction that read first and then wrote would be refused without waiting if another
 /// writer came between.
-pub(in super::super) const BEGIN: &str = "BEGIN IMMEDIATE";
+pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
 
 pub(super) const COMMIT: &str = "COMMIT";
 
@@ -127,6 +128,27 @@ SET status = ?3, locked_until = ?4, token = ?5, fence = ?6, attempts = ?7, next_
     " END
 WHERE consumer_name = ?1 AND idempotency_key = ?2"
 );
+
+const CREATE_RECORDS: &str = "
+CREATE TABLE IF NOT EXISTS _idem_migrations (
+    version    INTEGER PRIMARY KEY,
+    name       TEXT    NOT NULL,
+    checksum   TEXT    NOT NULL,
+    applied_at TEXT    NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ'))
+) STRICT";
+
+const APPLIED: &str = "SELECT version, name, checksum FROM _idem_migrations ORDER BY version";
+
+const RECORD: &str = "INSERT INTO _idem_migrations (version, name, checksum) VALUES (?1, ?2, ?3)";
+
+/// A unique index that an insert can rely on: whole and of this pair.
+const HAS_UNIQUE_PAIR: &str = "
+SELECT EXISTS (
+    SELECT 1
+    FROM pragma_index_list('processed_jobs') AS i
+    WHERE i.\"unique\" AND NOT i.partial
+      AND (SELECT group_concat(c.name) FROM (SELECT name FROM pragma_index_info(i.name) ORDER BY name) AS c)
+          = 'consumer_name,idempotency_key')";
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
@@ -237,6 +259,31 @@ impl SqliteRows<'_> {
             written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
         execute(self.0, statement, "write a failed job").await?;
         Ok(())
+    }
+}
+
+impl Tables for SqliteRows<'_> {
+    async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
+        execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
+        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let applied = rows.iter().map(|row| {
+            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
+            Ok(Applied { version, name, checksum })
+        });
+        collect(applied, "read which migrations were applied")
+    }
+
+    async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
+        let failed = |error| StoreError::from_sqlx(format!("apply migration {}", migration.name), error);
+        sqlx::raw_sql(migration.text).execute(&mut *self.0).await.map_err(failed)?;
+        let record = sqlx::query(RECORD).bind(migration.version).bind(migration.name).bind(migration.checksum());
+        execute(self.0, record, "record a migration").await?;
+        Ok(())
+    }
+
+    async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
+        let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
+        answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
     }
 }
 
