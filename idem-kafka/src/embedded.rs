@@ -87,6 +87,23 @@ impl Broker {
         if refused == sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR { Ok(()) } else { Err(failed()) }
     }
 
+    /// Refuses a topic to everyone, as a broker does that grants no rights on it; and grants it again.
+    ///
+    /// # Errors
+    /// The name has a NUL character.
+    pub fn refuse_topic(&self, name: &str, refuse: bool) -> Result<(), Error> {
+        let name = CString::new(name)
+            .map_err(|_| Error::new(ErrorKind::Failed, format!("{name:?} cannot be the name of a topic")))?;
+        let answer = if refuse {
+            sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED
+        } else {
+            sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
+        };
+        // SAFETY: `cluster` is alive as long as `producer`; the name is copied.
+        unsafe { sys::rd_kafka_mock_topic_set_error(self.cluster, name.as_ptr(), answer) };
+        Ok(())
+    }
+
     /// Takes the broker off the network, and brings it back: an outage.
     pub fn set_down(&self, down: bool) {
         const ALL: i32 = -1;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use idem_core::store::Tx;
 use idem_kafka::ErrorKind;
 use idem_kafka::prelude::*;
+use support::switchable::Switchable;
 use support::{Bed, Effects, Event, Running, eventually, memory};
 
 #[derive(Debug, thiserror::Error, Classify)]
@@ -244,6 +245,85 @@ async fn a_revoked_partition_is_drained_and_its_work_not_repeated() {
     first.stop().await.unwrap();
     second.stop().await.unwrap();
     assert!(effects.all_once());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_away_costs_no_attempt_and_sets_nothing_aside() {
+    for consumer in ["lease", "atomic"] {
+        let bed = Bed::new(consumer, 2);
+        let (store, effects) = (Switchable::default(), Effects::default());
+        let app = bed.app().store(Arc::new(store.clone())).state(effects.clone()).state(Gates::default());
+        let running = Running::start(match consumer {
+            "lease" => app.handle(&bed.topic, lease),
+            _ => app.handle(&bed.topic, atomic),
+        });
+        bed.send(0, &event("before")).await;
+        bed.all_committed().await;
+        store.switch_off(true);
+        for number in 0..50 {
+            bed.send(number % 2, &event(format!("during-{number}"))).await;
+        }
+        eventually("the store is missed, and probed", async || store.refused() > 3).await;
+        assert_eq!(running.stats.snapshot().outages, 1);
+        store.switch_off(false);
+        bed.all_committed().await;
+        let summary = running.stop().await.unwrap();
+        assert_eq!((summary.completed, summary.failed, summary.dead_letters), (51, 0, 0), "{consumer}");
+        assert_eq!((effects.keys(), effects.all_once()), (51, true), "{consumer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_away_is_waited_for() {
+    let bed = Bed::new("lease", 1);
+    let effects = Effects::default();
+    let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default()).handle(&bed.topic, lease);
+    let running = Running::start(app);
+    bed.send(0, &event("before")).await;
+    bed.all_committed().await;
+    bed.broker.set_down(true);
+    tokio::time::sleep(Duration::from_millis(500)).await; // what an outage is made of
+    bed.broker.set_down(false);
+    bed.send(0, &event("after")).await;
+    bed.all_committed().await;
+    running.stop().await.unwrap();
+    assert_eq!((effects.of("before"), effects.of("after")), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forbidden_dead_letter_topic_is_waited_for_and_nothing_is_dropped() {
+    let bed = Bed::new("lease", 1);
+    bed.send(0, &event("never-1")).await;
+    bed.send(0, &event("fine-1")).await;
+    let effects = Effects::default();
+    bed.broker.refuse_topic("events-lease-dlt", true).unwrap();
+    let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default()).handle(&bed.topic, lease);
+    let running = Running::start(app);
+    eventually("others go on", async || effects.of("fine-1") == 1).await;
+    assert_eq!(running.stats.snapshot().dead_letters, 0);
+    assert!(bed.offsets()[0].0 <= 0, "the record waits for its dead letter: {:?}", bed.offsets());
+    bed.broker.refuse_topic("events-lease-dlt", false).unwrap();
+    bed.all_committed().await;
+    running.stop().await.unwrap();
+    assert_eq!(bed.dead_letters().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded_by_the_run_ahead() {
+    let bed = Bed::new("lease", 1);
+    for number in 0..400 {
+        bed.send(0, &event(format!("gated-{number}"))).await;
+    }
+    let (effects, gates) = (Effects::default(), Gates::default());
+    let app = bed.app().store(memory()).state(effects.clone()).state(gates.clone()).handle(&bed.topic, lease);
+    let running = Running::start(app.run_ahead(16).concurrency(8));
+    eventually("as many run as may", async || gates.waiting() == 8).await;
+    // One turn of a partition is taken whole; no second one is read before the first is mostly done.
+    assert!(running.stats.snapshot().received <= 256 + 16, "{:?}", running.stats.snapshot());
+    gates.open();
+    bed.all_committed().await;
+    running.stop().await.unwrap();
+    assert_eq!((effects.keys(), effects.all_once()), (400, true));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -362,9 +362,7 @@ impl Loop {
     }
 
     fn records(&mut self, id: PartitionId, records: Vec<Record>) {
-        if let Some(gate) = self.gates.get(&id) {
-            gate.seen(records.len());
-        }
+        let count = records.len();
         for record in records {
             self.stats.received();
             let delivered = if self.ending.is_some() { None } else { self.assignment.deliver(id, record.offset) };
@@ -381,6 +379,11 @@ impl Loop {
         }
         self.idle_since = None;
         self.set_gate(id);
+        // Last: from here on the driver may read the partition again, if its gate says so.
+        if let Some(gate) = self.gates.get(&id) {
+            gate.seen(count);
+        }
+        self.wake_driver();
     }
 
     fn admit(&mut self, record: Record, epoch: Epoch) {
