@@ -60,7 +60,7 @@ impl Database {
         } else if url.starts_with("sqlite:") {
             let options = SqliteConnectOptions::from_str(url).map_err(failed)?;
             let path = options.get_filename().display().to_string();
-            let options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal).busy_timeout(BUSY).synchronous(if std::env::var_os("XN").is_some() {sqlx::sqlite::SqliteSynchronous::Normal} else {sqlx::sqlite::SqliteSynchronous::Full});
+            let options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal).busy_timeout(BUSY);
             // SQLite has one writer at a time: a second connection would only wait in a worse queue.
             let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(BUSY).test_before_acquire(false);
             let failed = |error| Failure::sql(&format!("the SQLite file {path} cannot be opened"), error);

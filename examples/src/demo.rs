@@ -126,6 +126,8 @@ impl<A: Attach, R: ReadBack> Show<'_, A, R> {
             ("IDEM__KAFKA__BROKERS".to_owned(), broker.bootstrap().to_owned()),
             ("IDEM__KAFKA__LIBRDKAFKA".to_owned(), client),
             ("IDEM__STORE__URL".to_owned(), self.store_url.clone()),
+            // Conflicts and gateway failures are planned here: logging them would bury the table.
+            ("IDEM__LOG__FILTER".to_owned(), std::env::var("RUST_LOG").unwrap_or_else(|_| "off".to_owned())),
         ]);
         Ok(Crew::Processes(Processes::start(launch, workers(options))?))
     }

@@ -17,6 +17,8 @@ mod postgres {
 
 #[path = "stores/connecting.rs"]
 mod connecting;
+#[path = "stores/dying.rs"]
+mod dying;
 #[path = "stores/migrating.rs"]
 mod migrating;
 #[path = "stores/only_postgres.rs"]

@@ -186,10 +186,12 @@ pub struct FailureWritten {
 ///   batches do not deadlock with each other. A key may occur twice: the second is told that the first is in progress.
 /// - **Isolation.** Statements see what was committed before they began (READ COMMITTED); a caller's own isolation default
 ///   does not change this.
+/// - **Bounded.** Every call ends in bounded time, also when the server hangs or another transaction keeps a lock.
 ///
 /// # Errors
-/// Every method: [`StoreErrorKind::Unavailable`] if the store did not answer (the row is as before or as after; ask again
-/// with the same token), [`StoreErrorKind::Contention`] if the engine broke a deadlock or wait (the row is as before), and
+/// Every method: [`StoreErrorKind::Unavailable`] if the store did not answer (each row is as before or as after; ask again
+/// with the same tokens), [`StoreErrorKind::Contention`] if the engine broke off a deadlock or a wait (rows of the batch
+/// that came before it may be as after; ask again likewise), [`StoreErrorKind::Schema`] if the tables are not there, and
 /// [`StoreErrorKind::Broken`] if the statement cannot work.
 ///
 /// # Cancel safety
@@ -206,13 +208,20 @@ pub trait Store: Send + Sync + 'static {
     fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Asks for the jobs, each on its own: claimed rows are `PROCESSING` and committed when this answers.
+    ///
+    /// A key that an open transaction has claimed is waited for. A row that another transaction has locked is not: the
+    /// answer is [`Decision::InProgress`] with an instant at which to come back.
     fn claim<'a>(
         &'a self,
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>>;
 
-    /// Extends the leases of `held` by `terms.lease` from now. Runs on a connection that no handler can occupy [L2].
+    /// Extends the leases of `held` to `terms.lease` from now. Runs on a connection that no handler can occupy [L2].
+    ///
+    /// A row that another transaction keeps locked for longer than a moment is answered as [`Fenced::LeaseLost`], since its
+    /// lease was not extended; the others are extended all the same. So do not renew a lease while a transaction of one's
+    /// own has claimed it: until its end the lock alone keeps everybody else out.
     fn renew<'a>(
         &'a self,
         terms: &'a Terms,

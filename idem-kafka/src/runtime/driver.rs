@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use idem_core::{Clock, HeaderList, SystemClock};
 use rdkafka::bindings as sys;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer, RebalanceProtocol};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tokio::sync::mpsc::UnboundedSender;
@@ -533,8 +533,30 @@ impl Poller {
             OnOffsetLost::Earliest => Offset::Beginning,
             OnOffsetLost::Latest => Offset::End,
         };
-        if let Err(error) = self.consumer.seek(&self.topics[id.topic], id.partition, offset, Duration::from_secs(5)) {
-            tracing::error!(topic = %self.topics[id.topic], partition = id.partition, errorMessage = %error, "seek");
+        if let Err(error) = self.assign_again(id, offset) {
+            tracing::error!(topic = %self.topics[id.topic], partition = id.partition, errorMessage = %error, "no other offset could be set");
+        }
+    }
+
+    /// A partition whose offset is gone cannot be told to seek, only to begin anew.
+    fn assign_again(&self, id: PartitionId, offset: Offset) -> KafkaResult<()> {
+        let topic = &self.topics[id.topic];
+        let mut again = TopicPartitionList::new();
+        match self.consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => {
+                again.add_partition_offset(topic, id.partition, offset)?;
+                self.consumer.incremental_unassign(&again)?;
+                self.consumer.incremental_assign(&again)
+            }
+            RebalanceProtocol::Eager | RebalanceProtocol::None => {
+                // All or nothing: the others go on where they are.
+                for element in self.consumer.position()?.elements() {
+                    let this = element.topic() == &**topic && element.partition() == id.partition;
+                    let from = if this { offset } else { element.offset() };
+                    again.add_partition_offset(element.topic(), element.partition(), from)?;
+                }
+                self.consumer.assign(&again)
+            }
         }
     }
 

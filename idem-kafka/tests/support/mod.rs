@@ -169,6 +169,9 @@ pub struct Running {
 
 impl Running {
     pub fn start(app: App) -> Self {
+        // `RUST_LOG=debug` shows what it does. Only the first one of a process sets it up.
+        let log = tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env());
+        log.with_test_writer().try_init().ok();
         let shutdown = CancellationToken::new();
         let app = app.shutdown(shutdown.clone());
         let stats = app.stats();

@@ -36,6 +36,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The guard's rows in PostgreSQL 13 or later, in the first schema of the connection's `search_path`.
 ///
+/// Connections keep settings for their session, so a pooler in between must pool sessions, not transactions.
+///
 /// ```no_run
 /// use idem_core::store::{PgStore, Store, StoreOptions};
 ///
