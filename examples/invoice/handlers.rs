@@ -52,7 +52,7 @@ pub enum InvoiceError {
 }
 
 /// One array per column.
-pub(crate) async fn insert_on_postgres(events: &[OrderPaid], connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+async fn insert_on_postgres(events: &[OrderPaid], connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let texts = |column: fn(&OrderPaid) -> &str| events.iter().map(column).collect::<Vec<_>>();
     sqlx::query(
         "INSERT INTO invoices (order_id, amount, currency, event_id)

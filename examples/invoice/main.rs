@@ -91,13 +91,14 @@ async fn main() -> ExitCode {
 }
 
 async fn play(Demo { options, handler }: Demo) -> Result<(), Failure> {
-    let folder = Folder::new(EXAMPLE.consumer, options.dir.as_deref())?;
+    let mut folder = Folder::new(EXAMPLE.consumer, options.dir.as_deref())?;
     let store_url = folder.sqlite("idem.db");
     let database = Database::connect(&store_url).await?;
     database.create(&INVOICES).await?;
     let arguments = if handler.batch_handler { vec!["--batch-handler".to_owned()] } else { Vec::new() };
     let launch = Launch { arguments, environment: Vec::new() };
-    Show { example: &EXAMPLE, handler, effects: Invoices(database), store_url, launch }.play(&options).await
+    let show = Show { example: &EXAMPLE, handler, effects: Invoices(database), store_url, launch };
+    folder.keep_if_failed(show.play(&options).await)
 }
 
 async fn consume(Run { options, handler }: Run) -> Result<(), Failure> {

@@ -141,7 +141,7 @@ async fn main() -> ExitCode {
 }
 
 async fn play(Demo { options, faults }: Demo) -> Result<(), Failure> {
-    let folder = Folder::new(EXAMPLE.consumer, options.dir.as_deref())?;
+    let mut folder = Folder::new(EXAMPLE.consumer, options.dir.as_deref())?;
     let ledger = folder.file("ledger.jsonl");
     let gateway = GatewayProcess::start(&ledger, &faults, options.plan.seed).await?;
     // The payments are in a database of their own: the guard shares no transaction with them.
@@ -159,7 +159,8 @@ async fn play(Demo { options, faults }: Demo) -> Result<(), Failure> {
     let handler = Settle::new(gateway.url(), DEMO_TIMEOUT, database.clone())?;
     let effects = Places { ledger, database };
     let store_url = folder.sqlite("idem.db");
-    Show { example: &EXAMPLE, handler, effects, store_url, launch }.play(&options).await
+    let show = Show { example: &EXAMPLE, handler, effects, store_url, launch };
+    folder.keep_if_failed(show.play(&options).await)
 }
 
 async fn consume(run: Run) -> Result<(), Failure> {

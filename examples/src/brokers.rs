@@ -82,7 +82,9 @@ impl Brokers {
     pub fn partitions_of_existing(&self, reader: &BaseConsumer, topic: &str) -> Result<Vec<i32>, Failure> {
         let partitions = self.partitions(reader, topic)?;
         if partitions.is_empty() {
-            return Err(Failure::new(NOT_FOUND, format!("there is no topic {topic}: create it, or use --topic")));
+            let text =
+                format!("there is no topic {topic}: make it with `produce --create`, or name another with --topic");
+            return Err(Failure::new(NOT_FOUND, text));
         }
         Ok(partitions)
     }

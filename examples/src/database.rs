@@ -12,6 +12,9 @@ use crate::failure::{Failure, MISUSED};
 
 /// Another process may hold SQLite's write lock for a while.
 const BUSY: Duration = Duration::from_secs(30);
+const OPEN_TRIES: u32 = 50;
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
+const SQLITE_BUSY: i32 = 5;
 /// Names the lock under which tables are created.
 const CREATING: i64 = 0x1de3_c0de;
 
@@ -59,12 +62,7 @@ impl Database {
             Ok(Self::Postgres(pool.connect_with(options).await.map_err(failed)?))
         } else if url.starts_with("sqlite:") {
             let options = SqliteConnectOptions::from_str(url).map_err(failed)?;
-            let path = options.get_filename().display().to_string();
-            let options = options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal).busy_timeout(BUSY);
-            // SQLite has one writer at a time: a second connection would only wait in a worse queue.
-            let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(BUSY).test_before_acquire(false);
-            let failed = |error| Failure::sql(&format!("the SQLite file {path} cannot be opened"), error);
-            Ok(Self::Sqlite(pool.connect_with(options).await.map_err(failed)?))
+            Ok(Self::Sqlite(open(options.create_if_missing(true).busy_timeout(BUSY)).await?))
         } else {
             Err(Failure::new(MISUSED, "a database's URL begins with postgres:// or sqlite://"))
         }
@@ -96,6 +94,31 @@ impl Database {
         let effect = |(key, amount, currency, receipt)| Effect { key, terms: Terms { amount, currency }, receipt };
         Ok(rows.into_iter().map(effect).collect())
     }
+}
+
+/// While one process switches the journal of a new file, others that open it are refused without waiting.
+async fn open(options: SqliteConnectOptions) -> Result<SqlitePool, Failure> {
+    let options = options.journal_mode(SqliteJournalMode::Wal);
+    // SQLite has one writer at a time: a second connection would only wait in a worse queue.
+    let pool = || SqlitePoolOptions::new().max_connections(1).acquire_timeout(BUSY).test_before_acquire(false);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match pool().connect_with(options.clone()).await {
+            Ok(pool) => return Ok(pool),
+            Err(error) if tries < OPEN_TRIES && is_busy(&error) => tokio::time::sleep(OPEN_PAUSE).await,
+            Err(error) => {
+                let path = options.get_filename().display();
+                return Err(Failure::new(MISUSED, format!("the SQLite file {path} cannot be opened: {error}")));
+            }
+        }
+    }
+}
+
+fn is_busy(error: &sqlx::Error) -> bool {
+    // The low byte is the kind, the others say more about it.
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<i32>().ok());
+    code.is_some_and(|code| code & 0xff == SQLITE_BUSY)
 }
 
 /// `IF NOT EXISTS` alone can fail when two sessions create a table at once: both look, then both insert into the catalogue.

@@ -204,6 +204,15 @@ impl Folder {
         Ok(folder)
     }
 
+    /// Keeps a temporary folder if what was played in it failed, and says where it is.
+    pub fn keep_if_failed(&mut self, played: Result<(), Failure>) -> Result<(), Failure> {
+        if played.is_err() && self.temporary {
+            self.temporary = false;
+            eprintln!("the files are kept in {}", self.path.display());
+        }
+        played
+    }
+
     /// A file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)

@@ -49,7 +49,7 @@ pub fn gather(
 ) -> Result<Evidence, Failure> {
     let mut evidence = Evidence { effects, ..Evidence::default() };
     topic::read(brokers, topic, |message| {
-        let asked = message.payload().and_then(example.read).filter(|asked| has_usable_key(asked));
+        let asked = message.payload().and_then(example.read).filter(has_usable_key);
         evidence.records.push(Record { position: (message.partition(), message.offset()), asked });
     })?;
     topic::read(brokers, dead_letters, |letter| evidence.set_aside.extend(origin(letter, topic)))?;

@@ -26,18 +26,18 @@ impl Progress {
 
     /// Shows where the group is, and what the workers have counted so far.
     pub fn show(&self, committed: Committed, workers: &Summary, kills: u64) {
-        let mut text = format!("{} {}", grouped(workers.completed), self.effects);
+        let mut text = format!("{} {}", self.effects, grouped(workers.completed));
         let duplicates = workers.duplicates_redelivered + workers.duplicates_produced;
         for (count, name) in [
             (duplicates, "duplicates"),
             (workers.conflicts, "conflicts"),
             (workers.retries, "retries"),
             (workers.takeovers, "takeovers"),
-            (kills, "kills"),
+            (kills, "killed"),
         ] {
             if count > 0 {
                 // Writing to a `String` cannot fail.
-                let _ = write!(text, " · {} {name}", grouped(count));
+                let _ = write!(text, " · {name} {}", grouped(count));
             }
         }
         self.bar.set_position(committed.done);

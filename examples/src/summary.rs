@@ -76,7 +76,7 @@ impl Summary {
             lost: Some(verdict.lost),
             double_effects: Some(verdict.double_effects),
             kills: counted.map(|counted| counted.kills),
-            seconds: counted.map(|counted| counted.took.as_secs_f64()),
+            seconds: counted.map(|counted| seconds(counted.took)),
             messages_per_second: counted.and_then(per_second),
         }
     }
@@ -100,7 +100,7 @@ impl Summary {
             lost: None,
             double_effects: None,
             kills: None,
-            seconds: Some(took.as_secs_f64()),
+            seconds: Some(seconds(took)),
             messages_per_second: rate(workers.received, took),
         }
     }
@@ -109,6 +109,11 @@ impl Summary {
     pub fn print(&self) {
         println!("{}", serde_json::json!(self));
     }
+}
+
+/// To the millisecond.
+fn seconds(took: Duration) -> f64 {
+    took.as_millis() as f64 / 1000.0
 }
 
 fn rate(messages: u64, took: Duration) -> Option<f64> {

@@ -3,15 +3,13 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
 use std::time::Duration;
 
 use idem_examples::brokers::Brokers;
 use idem_examples::group::{Committed, GroupOffsets};
 use sqlx::{Connection, PgConnection};
 
-use support::{INVOICE, PAYMENT, Ran, Running, block_on, program, run, unique, until};
+use support::{GatewayProcess, INVOICE, PAYMENT, Ran, Running, block_on, program, run, unique, until};
 
 /// Members that were killed are noticed soon.
 const CLIENT: &str = "session.timeout.ms=6000;heartbeat.interval.ms=1000";
@@ -125,13 +123,9 @@ fn payments_survive_a_kill() {
     let folder = support::Folder::new();
     let ledger = folder.file("ledger.jsonl");
     place.run(PAYMENT, &["produce", "--create", "6", "--messages", "5000", "--seed", "13"]).expect_code(0);
-    let mut gateway = program(PAYMENT, &["gateway", "--ledger", &ledger], &[]);
-    let mut gateway = Running(gateway.stdout(Stdio::piped()).spawn().expect("the gateway starts"));
-    let mut url = String::new();
-    BufReader::new(gateway.0.stdout.take().expect("a pipe")).read_line(&mut url).expect("it says where it is");
-
+    let gateway = GatewayProcess::start(&ledger);
     let start = || {
-        let mut command = place.program(PAYMENT, &["run", "--gateway", url.trim()]);
+        let mut command = place.program(PAYMENT, &["run", "--gateway", &gateway.url]);
         command.env("PAYMENT_GATEWAY_TIMEOUT", "250ms");
         Running::start(command)
     };
@@ -151,8 +145,8 @@ fn payments_survive_a_kill() {
 fn a_missing_topic_is_named() {
     let place = Place::new("invoice");
     for command in ["run", "check", "produce"] {
-        let ran = place.run(INVOICE, &[command]);
-        assert!(ran.code != Some(0) && ran.stderr.contains(&place.topic), "{command}: {:?}\n{}", ran.code, ran.stderr);
+        let ran = place.run(INVOICE, &[command]).expect_code(3);
+        assert!(ran.stderr.contains(&place.topic), "{command}: {}", ran.stderr);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Starting the examples as a user would: the built programs, by arguments and environment.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ pub fn program(path: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Com
             command.env_remove(name);
         }
     }
+    // Planned conflicts and failures would bury what a test says.
+    command.env("IDEM__LOG__FILTER", "off");
     command.args(arguments).envs(settings.iter().copied()).stdin(Stdio::null());
     command
 }
@@ -102,6 +105,23 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A payment gateway, which is killed with the test.
+pub struct GatewayProcess {
+    pub url: String,
+    _process: Running,
+}
+
+impl GatewayProcess {
+    pub fn start(ledger: &str) -> Self {
+        let mut command = program(PAYMENT, &["gateway", "--ledger", ledger], &[]);
+        let mut process = Running(command.stdout(Stdio::piped()).spawn().expect("the gateway starts"));
+        let output = process.0.stdout.take().expect("a pipe");
+        let mut url = String::new();
+        BufReader::new(output).read_line(&mut url).expect("it says where it is");
+        Self { url: url.trim().to_owned(), _process: process }
     }
 }
 

@@ -279,8 +279,13 @@ pub async fn a_released_job_gets_its_attempt_back(subject: &impl Subject) {
 pub async fn a_lost_reply_is_asked_again(subject: &impl Subject) {
     let job = Job::new(subject, "asked again");
     let first = job.run(1).await;
-    let again = job.run(1).await;
+    subject.pass(LEASE / 2).await;
+    let again = job.claim(1).await;
+    let locked_until = again.now.plus(LEASE);
+    let again = run_of(&again);
     assert_eq!((again.token, again.attempt, again.fence), (first.token, 1, 1));
+    assert_eq!(again.locked_until, locked_until, "its holder counts from the second request on");
+    assert!(matches!(job.read().await, State::Processing { locked_until, .. } if locked_until == again.locked_until));
     assert_eq!(job.complete(&again).await, Fenced::Applied);
     let completed = job.read().await;
     assert_eq!(job.complete(&again).await, Fenced::Applied);

@@ -154,21 +154,16 @@ async fn claim_each_once(
     for _ in 0..ROUNDS {
         let wanted: Vec<_> = open.iter().map(|&index| &requests[index]).collect();
         let inserted = rows.insert(terms, &wanted, claim_as).await?;
-        let mut late = Vec::new();
         open.retain(|&index| {
             let request = &requests[index];
             let Some(row) = inserted.get(&request.key) else { return true };
-            // The lease was counted from before the wait, so part of it is gone.
+            // The lease was counted from before the wait, so part of it is gone: asked again, it counts anew.
             if claim_as == ClaimAs::Processing && row.waited > terms.lease / 10 {
-                late.push((&request.key, request.token));
                 return true;
             }
             answers[index] = Some(fresh(terms, request, row.now));
             false
         });
-        if !late.is_empty() {
-            rows.renew(terms, &late).await?;
-        }
         if !open.is_empty() {
             open = resolve(rows, terms, requests, claim_as, open, &mut seen, answers).await?;
         }

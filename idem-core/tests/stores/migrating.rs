@@ -193,8 +193,8 @@ async fn a_migration_waits_for_another() {
         let store = store.clone();
         async move { store.migrate().await }
     });
-    crate::only_postgres::until("the migration waits longer than the limit for locks", &store, |row| {
-        row.waits_for_lock && row.for_seconds > 0.3
+    crate::only_postgres::until("the migration waits longer than the limit for locks", &store, |sessions| {
+        sessions.iter().any(|session| session.waits_for_lock && session.for_seconds > 0.3)
     })
     .await;
     other.rollback().await.expect("PostgreSQL answers");
