@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +15,7 @@ use super::{CrashPoint, Delivery, Inner, Outcome, Report, Undecided, caught};
 use crate::handler::{HandlerFailure, Job};
 use crate::key::EventKey;
 use crate::machine::{Decision, Run, RunDeadline, RunKind, Token};
-use crate::store::{Completion, FailedTry, Fenced, StoreError, StoreErrorKind};
+use crate::store::{Completion, FailedTry, FailureWritten, Fenced, Retry, StoreError, StoreErrorKind};
 
 /// The wait before a write that the store did not answer is asked again: from here, doubling, to [`WRITE_RETRY_CAP`].
 const WRITE_RETRY: Duration = Duration::from_millis(50);
@@ -31,6 +33,7 @@ pub(super) async fn run(
         () = stop.cancelled() => Err(Undecided::Cancelled),
         claimed = claim(inner, &mut deliveries) => claimed.map_err(Undecided::from_store),
     };
+    report.claimed();
     let answers = match claimed {
         Ok(answers) => answers,
         Err(undecided) => {
@@ -86,7 +89,28 @@ struct Shift<'a> {
     /// Set when the handlers were told to go: at this instant they are dropped.
     drop_at: Option<Instant>,
     /// Finished and not yet written.
-    finished: Vec<(usize, Result<(), HandlerFailure>)>,
+    finished: Vec<Finished>,
+    /// A write on its way. Beside the renewals, which it must not hold up.
+    writing: Option<BoxFuture<'a, Written>>,
+    /// A renewal on its way, and when it was sent.
+    renewing: Option<BoxFuture<'a, Renewed>>,
+}
+
+type Finished = (usize, Result<(), HandlerFailure>);
+
+/// The answers to what was finished.
+struct Written {
+    done: Vec<Finished>,
+    completed: Result<Vec<Fenced>, StoreError>,
+    failed: Vec<(usize, HandlerFailure, Retry)>,
+    recorded: Result<Vec<FailureWritten>, StoreError>,
+}
+
+/// The answer to a renewal.
+struct Renewed {
+    sent: Instant,
+    indices: Vec<usize>,
+    answer: Result<Vec<Fenced>, StoreError>,
 }
 
 struct Held {
@@ -120,6 +144,8 @@ impl<'a> Shift<'a> {
             cancel: stop.child_token(),
             drop_at: None,
             finished: Vec::new(),
+            writing: None,
+            renewing: None,
         };
         let per_call = if inner.spec.batch { held.len() } else { 1 };
         let mut held = held.into_iter().peekable();
@@ -152,26 +178,33 @@ impl<'a> Shift<'a> {
         let interval = RunDeadline::renewal_interval(self.inner.policy.lease);
         let mut next_renewal = self.origin + interval;
         let mut write_wait = WRITE_RETRY;
-        let mut write_at = None;
+        let mut write_at = self.origin;
         while self.jobs.iter().any(|job| job.delivery.is_some()) {
-            if !self.finished.is_empty() && write_at.is_none_or(|at| at <= self.inner.now()) {
+            if self.writing.is_none() && !self.finished.is_empty() && write_at <= self.inner.now() {
                 CrashPoint::Handled.pass();
-                // Not raced against anything: a write that is under way is brought to its answer.
-                match self.write(report).await {
-                    Ok(()) => (write_at, write_wait) = (None, WRITE_RETRY),
-                    Err(error) if error.is_transient() => {
-                        tracing::warn!(consumerName = %self.inner.terms.consumer, error = %error, "an outcome could not be written down; asking again");
-                        write_at = Some(self.inner.now() + write_wait);
-                        write_wait = (write_wait * 2).min(WRITE_RETRY_CAP);
-                    }
-                    Err(error) => return self.abandon(Undecided::from_store(error), report).await,
-                }
-                continue;
+                self.begin_write();
             }
             let give_up = self.drop_at.unwrap_or(self.origin + self.deadline.at());
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return self.abandon(Undecided::Cancelled, report).await,
+                () = sleep_until(give_up), if self.any_running() => self.stop_all(),
+                renewed = answer_of(&mut self.renewing) => {
+                    self.renewing = None;
+                    next_renewal = self.take_renewal(renewed, interval);
+                }
+                written = answer_of(&mut self.writing) => {
+                    self.writing = None;
+                    match self.take_written(written, report) {
+                        Ok(()) => write_wait = WRITE_RETRY,
+                        Err(error) if error.is_transient() => {
+                            tracing::warn!(consumerName = %self.inner.terms.consumer, errorMessage = %error, "an outcome could not be written down; asking again");
+                            write_at = self.inner.now() + write_wait;
+                            write_wait = (write_wait * 2).min(WRITE_RETRY_CAP);
+                        }
+                        Err(error) => return self.abandon(Undecided::from_store(error), report).await,
+                    }
+                }
                 Some(ended) = self.tasks.join_next_with_id() => {
                     self.ended(ended, report);
                     // What else has ended meanwhile is written in the same statement.
@@ -179,34 +212,40 @@ impl<'a> Shift<'a> {
                         self.ended(ended, report);
                     }
                 }
-                () = sleep_until(next_renewal), if self.any_running() && self.drop_at.is_none() => {
-                    next_renewal = self.renew(interval).await;
-                }
-                () = sleep_until(give_up), if self.any_running() => self.stop_all(),
-                () = sleep_until(write_at.unwrap_or(give_up)), if write_at.is_some() => {}
+                () = sleep_until(next_renewal), if self.may_renew() => self.begin_renewal(),
+                () = sleep_until(write_at), if self.writing.is_none() && !self.finished.is_empty() => {}
             }
         }
+    }
+
+    fn may_renew(&self) -> bool {
+        self.renewing.is_none() && self.drop_at.is_none() && self.any_running()
     }
 
     fn any_running(&self) -> bool {
         self.jobs.iter().any(|job| job.running && job.stopped.is_none())
     }
 
-    /// Extends the leases of everything not yet written, and answers when to do so next. Bounded by the deadline: an answer
-    /// that comes too late must not keep the handlers running.
-    async fn renew(&mut self, interval: Duration) -> Instant {
-        let held: Vec<(usize, (EventKey, Token))> = self
-            .jobs
-            .iter()
-            .enumerate()
-            .filter_map(|(index, job)| Some((index, (job.delivery.as_ref()?.key().clone(), job.run.token))))
-            .collect();
-        let (indices, holders): (Vec<_>, Vec<_>) = held.into_iter().unzip();
-        let sent = self.inner.now();
-        let give_up = self.origin + self.deadline.at();
-        let renewed = tokio::time::timeout_at(give_up, self.inner.store().renew(&self.inner.terms, &holders)).await;
-        match renewed {
-            Ok(Ok(answers)) => {
+    /// Extends the leases of everything not yet written.
+    fn begin_renewal(&mut self) {
+        let held = |(index, job): (usize, &Held)| Some((index, (job.delivery.as_ref()?.key().clone(), job.run.token)));
+        let (indices, holders): (Vec<usize>, Vec<(EventKey, Token)>) =
+            self.jobs.iter().enumerate().filter_map(held).unzip();
+        let inner: &'a Inner = self.inner;
+        let sent = inner.now();
+        self.renewing = Some(
+            async move {
+                let answer = inner.store().renew(&inner.terms, &holders).await;
+                Renewed { sent, indices, answer }
+            }
+            .boxed(),
+        );
+    }
+
+    /// Answers when to renew again. Only what is confirmed counts, and from when it was sent.
+    fn take_renewal(&mut self, Renewed { sent, indices, answer }: Renewed, interval: Duration) -> Instant {
+        match answer {
+            Ok(answers) => {
                 self.deadline.renewed(sent.duration_since(self.origin));
                 for (index, fenced) in indices.into_iter().zip(answers) {
                     if fenced == Fenced::LeaseLost && self.jobs[index].running {
@@ -215,12 +254,11 @@ impl<'a> Shift<'a> {
                 }
                 sent + interval
             }
-            // One failed renewal harms nothing; there is time for two more.
-            Ok(Err(error)) => {
-                tracing::warn!(consumerName = %self.inner.terms.consumer, error = %error, "a lease could not be renewed; asking again");
+            // One failed renewal harms nothing; there is time for more.
+            Err(error) => {
+                tracing::warn!(consumerName = %self.inner.terms.consumer, errorMessage = %error, "a lease could not be renewed; asking again");
                 self.inner.now() + interval / 4
             }
-            Err(_) => self.inner.now() + interval / 4,
         }
     }
 
@@ -273,99 +311,90 @@ impl<'a> Shift<'a> {
         }
     }
 
-    /// Writes everything finished: completions in one statement, failures each. What was written is reported even if a
-    /// later write fails.
-    async fn write(&mut self, report: &dyn Report) -> Result<(), StoreError> {
-        let finished = std::mem::take(&mut self.finished);
-        let (done, failed): (Vec<_>, Vec<_>) = finished.into_iter().partition(|(_, result)| match result {
-            Ok(()) => true,
-            Err(failure) => self.inner.expects(failure),
-        });
-        let mut unwritten = Vec::new();
-        let completed = self.write_done(done, report, &mut unwritten).await;
-        let recorded = self.write_failed(failed, report, &mut unwritten).await;
-        self.finished = unwritten;
+    /// Writes everything finished: completions in one statement, failures each.
+    fn begin_write(&mut self) {
+        let (mut done, mut completions) = (Vec::new(), Vec::new());
+        let (mut failed, mut tries) = (Vec::new(), Vec::new());
+        for (index, result) in std::mem::take(&mut self.finished) {
+            let Held { delivery: Some(delivery), run, .. } = &self.jobs[index] else { continue };
+            match result {
+                Err(failure) if !self.inner.expects(&failure) => {
+                    let retry = self.inner.retry(&failure, run.attempt);
+                    let (key, error) = (delivery.key().clone(), failure.message.clone());
+                    tries.push(FailedTry { key, token: run.token, retry, error });
+                    failed.push((index, failure, retry));
+                }
+                result => {
+                    let request = delivery.request.clone();
+                    completions.push(Completion { request, attempt: run.attempt, fence: run.fence });
+                    done.push((index, result));
+                }
+            }
+        }
+        let inner: &'a Inner = self.inner;
+        self.writing = Some(
+            async move {
+                let completed = match completions.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => inner.together.complete(inner.store(), &inner.terms, completions).await,
+                };
+                let recorded = match tries.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => inner.store().fail(&inner.terms, &tries).await,
+                };
+                Written { done, completed, failed, recorded }
+            }
+            .boxed(),
+        );
+    }
+
+    /// Reports what was written. What was not is finished still, and written again.
+    fn take_written(&mut self, written: Written, report: &dyn Report) -> Result<(), StoreError> {
+        let Written { done, completed, failed, recorded } = written;
+        if completed.is_ok() && recorded.is_ok() {
+            CrashPoint::Recorded.pass();
+        }
+        let completed = match completed {
+            Ok(answers) => {
+                for ((index, result), fenced) in done.into_iter().zip(answers) {
+                    let outcome = self.completed(index, result.is_err(), fenced);
+                    self.report(index, outcome, report);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.finished.extend(done);
+                Err(error)
+            }
+        };
+        let recorded = match recorded {
+            Ok(answers) => {
+                for ((index, failure, retry), FailureWritten { fenced, state, .. }) in failed.into_iter().zip(answers) {
+                    let attempt = self.jobs[index].run.attempt;
+                    let outcome = match fenced {
+                        Fenced::Applied => Outcome::Failed { attempt, retry_in: retry_in(&state, retry), failure },
+                        Fenced::LeaseLost => Outcome::LeaseLost,
+                    };
+                    self.report(index, outcome, report);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.finished.extend(failed.into_iter().map(|(index, failure, _)| (index, Err(failure))));
+                Err(error)
+            }
+        };
         completed.and(recorded)
     }
 
-    async fn write_done(
-        &mut self,
-        done: Vec<(usize, Result<(), HandlerFailure>)>,
-        report: &dyn Report,
-        unwritten: &mut Vec<(usize, Result<(), HandlerFailure>)>,
-    ) -> Result<(), StoreError> {
-        let completion = |(index, _): &(usize, Result<(), HandlerFailure>)| {
-            let Held { delivery, run, .. } = &self.jobs[*index];
-            let request = delivery.as_ref()?.request.clone();
-            Some(Completion { request, attempt: run.attempt, fence: run.fence })
-        };
-        let completions: Vec<_> = done.iter().filter_map(completion).collect();
-        if completions.is_empty() {
-            return Ok(());
-        }
-        let fenced = match self.inner.store().complete(&self.inner.terms, &completions).await {
-            Ok(fenced) => fenced,
-            Err(error) => {
-                unwritten.extend(done);
-                return Err(error);
+    fn completed(&self, index: usize, already_done: bool, fenced: Fenced) -> Outcome {
+        let run = self.jobs[index].run;
+        match fenced {
+            Fenced::Applied => {
+                Outcome::Completed { attempt: run.attempt, takeover: run.kind == RunKind::Takeover, already_done }
             }
-        };
-        CrashPoint::Recorded.pass();
-        for ((index, result), fenced) in done.into_iter().zip(fenced) {
-            let run = self.jobs[index].run;
-            let outcome = match fenced {
-                Fenced::Applied => Outcome::Completed {
-                    attempt: run.attempt,
-                    takeover: run.kind == RunKind::Takeover,
-                    already_done: result.is_err(),
-                },
-                Fenced::LeaseLost => Outcome::LeaseLost,
-            };
-            self.report(index, outcome, report);
+            Fenced::LeaseLost => Outcome::LeaseLost,
         }
-        Ok(())
-    }
-
-    async fn write_failed(
-        &mut self,
-        failed: Vec<(usize, Result<(), HandlerFailure>)>,
-        report: &dyn Report,
-        unwritten: &mut Vec<(usize, Result<(), HandlerFailure>)>,
-    ) -> Result<(), StoreError> {
-        let mut tries = Vec::with_capacity(failed.len());
-        for (index, result) in failed {
-            let (Err(failure), Some(delivery)) = (result, &self.jobs[index].delivery) else { continue };
-            let run = self.jobs[index].run;
-            let retry = self.inner.retry(&failure, run.attempt);
-            let error = failure.message.clone();
-            tries.push((
-                index,
-                failure,
-                retry,
-                FailedTry { key: delivery.key().clone(), token: run.token, retry, error },
-            ));
-        }
-        if tries.is_empty() {
-            return Ok(());
-        }
-        let writes: Vec<_> = tries.iter().map(|(.., write)| write.clone()).collect();
-        let written = match self.inner.store().fail(&self.inner.terms, &writes).await {
-            Ok(written) => written,
-            Err(error) => {
-                unwritten.extend(tries.into_iter().map(|(index, failure, ..)| (index, Err(failure))));
-                return Err(error);
-            }
-        };
-        CrashPoint::Recorded.pass();
-        for ((index, failure, retry, _), written) in tries.into_iter().zip(written) {
-            let attempt = self.jobs[index].run.attempt;
-            let outcome = match written.fenced {
-                Fenced::Applied => Outcome::Failed { attempt, retry_in: retry_in(&written.state, retry), failure },
-                Fenced::LeaseLost => Outcome::LeaseLost,
-            };
-            self.report(index, outcome, report);
-        }
-        Ok(())
     }
 
     fn report(&mut self, index: usize, outcome: Outcome, report: &dyn Report) {
@@ -383,5 +412,13 @@ impl<'a> Shift<'a> {
         for index in 0..self.jobs.len() {
             self.report(index, Outcome::Undecided(undecided.clone()), report);
         }
+    }
+}
+
+/// The answer of what is on its way; never, if nothing is.
+async fn answer_of<T>(on_its_way: &mut Option<BoxFuture<'_, T>>) -> T {
+    match on_its_way {
+        Some(answer) => answer.await,
+        None => std::future::pending().await,
     }
 }

@@ -7,6 +7,7 @@ mod atomic;
 mod crash;
 mod lease;
 mod outcome;
+mod together;
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -135,6 +136,7 @@ impl Guard {
             policy,
             terms,
             suspicious: AtomicU32::new(0),
+            together: together::Together::default(),
         })))
     }
 }
@@ -160,6 +162,7 @@ struct Inner {
     terms: Terms,
     /// How many of the next batches set savepoints at once, because one before them had a failure.
     suspicious: AtomicU32,
+    together: together::Together,
 }
 
 impl fmt::Debug for Guarded {
@@ -172,6 +175,9 @@ impl fmt::Debug for Guarded {
 pub trait Report: Sync {
     /// `delivery` is decided.
     fn decided(&self, delivery: Delivery, outcome: Outcome);
+
+    /// All deliveries have been asked for in the store: the next ones may be.
+    fn claimed(&self) {}
 }
 
 impl<F: Fn(Delivery, Outcome) + Sync> Report for F {

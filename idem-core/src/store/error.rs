@@ -51,6 +51,13 @@ impl StoreError {
         Self::with_cause(kind_of(&error), context, error)
     }
 
+    /// The same for somebody else who asked together with the first one. Its causes become text.
+    pub(crate) fn again(&self) -> Self {
+        use std::error::Error as _;
+        let cause = self.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        Self::new(self.kind, format!("{}{cause}", self.context))
+    }
+
     /// What the caller can do.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind

@@ -45,6 +45,8 @@ enum Occurrence {
     Kafka(Report),
     /// Deliveries are decided, or given back undecided.
     Decided(Vec<(Delivery, Outcome)>),
+    /// The store has answered the claims of a lease-mode batch.
+    Claimed { route: usize },
     /// A batch has ended; all its deliveries were reported before.
     BatchEnded { route: usize, messages: usize, elapsed: Duration },
     /// A dead letter was acknowledged.
@@ -120,12 +122,20 @@ struct RouteState {
     dead_letter_topic: String,
     dispatch: Dispatch,
     batch_size: BatchSize,
+    /// Lease mode: claims are on their way. What becomes free meanwhile is claimed together afterwards.
+    claiming: bool,
 }
 
 impl RouteState {
     fn new(Route { topic, guarded }: Route, config: &Config) -> Self {
         let dead_letter_topic = config.dead_letter_topic(&topic, guarded.spec().consumer);
-        Self { guarded, dead_letter_topic, dispatch: Dispatch::default(), batch_size: BatchSize::new(config.batch) }
+        Self {
+            guarded,
+            dead_letter_topic,
+            dispatch: Dispatch::default(),
+            batch_size: BatchSize::new(config.batch),
+            claiming: false,
+        }
     }
 }
 
@@ -261,6 +271,7 @@ impl Loop {
                 }
             }
             Occurrence::BatchEnded { route, messages, elapsed } => self.batch_ended(route, messages, elapsed),
+            Occurrence::Claimed { route } => self.routes[route].claiming = false,
             Occurrence::SetAside(ticket) => self.set_aside_done(ticket),
             Occurrence::Probed(result) => self.probed(result),
             Occurrence::Restarted(driver) => self.driver = Some(driver),
@@ -502,7 +513,10 @@ impl Loop {
                 let guarded = self.routes[route].guarded.clone();
                 match guarded.spec().mode {
                     Mode::Atomic => self.transactions += 1,
-                    Mode::Lease => self.handlers += deliveries.len(),
+                    Mode::Lease => {
+                        self.handlers += deliveries.len();
+                        self.routes[route].claiming = true;
+                    }
                 }
                 self.batches.spawn(worker::run(
                     route,
@@ -523,7 +537,7 @@ impl Loop {
                 let free = self.config.transactions.saturating_sub(self.transactions);
                 if free == 0 { 0 } else { state.batch_size.next(ready, free) }
             }
-            // A batch handler's events end together, so only as many as may run at once.
+            Mode::Lease if state.claiming => 0,
             Mode::Lease => self.config.concurrency.saturating_sub(self.handlers).min(self.config.batch),
         };
         (ready > 0 && most > 0).then(|| state.dispatch.take(most))

@@ -19,6 +19,7 @@ pub(super) async fn run(
     let messages = deliveries.len();
     let started = SystemClock.monotonic();
     let reporter = Reporter {
+        route,
         together: guarded.spec().mode == Mode::Atomic,
         decided: Mutex::new(Vec::with_capacity(messages)),
         occurrences,
@@ -31,6 +32,7 @@ pub(super) async fn run(
 }
 
 struct Reporter {
+    route: usize,
     together: bool,
     decided: Mutex<Vec<(Delivery, Outcome)>>,
     occurrences: UnboundedSender<Occurrence>,
@@ -51,5 +53,9 @@ impl Report for Reporter {
         if !self.together {
             self.flush();
         }
+    }
+
+    fn claimed(&self) {
+        self.occurrences.send(Occurrence::Claimed { route: self.route }).ok();
     }
 }
