@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::summary::{Counted, Summary};
 use crate::table::{grouped, sentence, table};
 use crate::verdict::{Verdict, judge};
-use crate::workers::{Crew, Here, Launch, Processes};
+use crate::workers::{Crew, Here, Launch, Processes, decided};
 
 /// Messages on one partition, at most: the embedded broker keeps 5 MiB of each, and a message takes 200 bytes before it is
 /// compressed.
@@ -97,7 +97,7 @@ impl<A: Attach, R: ReadBack> Show<'_, A, R> {
             }
             crew.look().await?;
             if let (Crew::Processes(workers), Some(chaos)) = (&mut crew, &mut chaos)
-                && let Some(victim) = chaos.victim(committed)
+                && let Some(victim) = chaos.victim(committed.done.max(decided(&workers.counted())), committed.all)
             {
                 workers.kill(victim).await?;
                 kills += 1;
@@ -172,9 +172,12 @@ fn tell(example: &Example, options: &DemoOptions, verdict: &Verdict, counted: &C
     }
     println!("{}", table(example, example.topic, verdict, Some(counted)));
     println!("{}", sentence(example, verdict));
+    if options.chaos && counted.kills == 0 {
+        println!("No worker was killed: everything was done before. Use more --messages.");
+    }
     if counted.kills > 0 {
         println!(
-            "What a killed worker counted in its last 100 ms is not in the workers' counters; the sums do not use them."
+            "What a killed worker counted in its last 50 ms is not in the workers' counters; the sums do not use them."
         );
     }
 }
@@ -204,9 +207,10 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Keeps a temporary folder if what was played in it failed, and says where it is.
+    /// Keeps a temporary folder if what was played in it went wrong, and says where it is.
     pub fn keep_if_failed(&mut self, played: Result<(), Failure>) -> Result<(), Failure> {
-        if played.is_err() && self.temporary {
+        let went_wrong = played.as_ref().is_err_and(|failure| failure.code() == FAILED);
+        if went_wrong && self.temporary {
             self.temporary = false;
             eprintln!("the files are kept in {}", self.path.display());
         }

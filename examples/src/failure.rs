@@ -29,6 +29,11 @@ impl Failure {
         Self { code, sentence: sentence.into() }
     }
 
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
     /// The client of Kafka could not do something; `attempt` says what, as in `the topic cannot be read`.
     pub fn kafka(attempt: &str, error: &KafkaError) -> Self {
         let unreachable = matches!(

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::failure::{FAILED, Failure};
 
 /// How often a worker process reports its counters.
-const REPORT_EVERY: &str = "100ms";
+const REPORT_EVERY: &str = "50ms";
 /// How long workers may take to end once they are asked to.
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -57,6 +57,11 @@ impl Crew {
     }
 }
 
+/// Deliveries that workers have brought to an end.
+pub fn decided(workers: &Summary) -> u64 {
+    workers.completed + workers.duplicates_redelivered + workers.duplicates_produced + workers.conflicts
+}
+
 /// One worker in this process.
 pub struct Here {
     stats: Stats,
@@ -73,16 +78,12 @@ impl Here {
         Self { stats, shutdown, task }
     }
 
-    /// Lets it work until it has decided so many records, then drops it in mid-run.
+    /// Lets it work until it has brought so many deliveries to an end, then drops it in mid-run.
     ///
     /// # Errors
     /// It ended by itself before.
-    pub async fn crash_after(mut self, decided: u64) -> Result<Summary, Failure> {
-        loop {
-            let counted = self.stats.snapshot();
-            if counted.completed + counted.duplicates_produced + counted.conflicts >= decided {
-                break;
-            }
+    pub async fn crash_after(mut self, deliveries: u64) -> Result<Summary, Failure> {
+        while decided(&self.counted()) < deliveries {
             self.look().await?;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -179,7 +180,8 @@ impl Processes {
         Ok(())
     }
 
-    fn counted(&self) -> Summary {
+    /// What all of them have counted so far, those that are gone included.
+    pub fn counted(&self) -> Summary {
         self.running.iter().fold(self.gone, |sum, worker| sum.plus(worker.counted()))
     }
 

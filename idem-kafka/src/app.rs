@@ -38,8 +38,11 @@ enum StoreChoice {
 
 struct Binding {
     topic: String,
-    bind: Box<dyn FnOnce(&Guard) -> Result<Guarded, SetupError> + Send>,
+    bind: Bind,
 }
+
+/// Puts a handler, whose type is forgotten, behind a guard.
+type Bind = Box<dyn FnOnce(&Guard) -> Result<Guarded, SetupError> + Send>;
 
 /// A topic and the guarded handler that takes it.
 pub(crate) struct Route {

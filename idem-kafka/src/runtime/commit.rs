@@ -91,11 +91,13 @@ pub(super) fn send(
 
 #[cfg(test)]
 mod tests {
+    use idem_core::{Clock, SystemClock};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn one_request_at_a_time_and_a_refusal_confirms_nothing() {
-        let now = Instant::now();
+        let now = SystemClock.monotonic();
         let interval = Duration::from_millis(100);
         let mut commits = Commits::new(interval, now);
         assert!(commits.may_send(now));

@@ -90,11 +90,13 @@ impl Drop for ListenGuard {
 
 #[cfg(test)]
 mod tests {
+    use idem_core::{Clock, SystemClock};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn ending_is_bounded_at_each_stage() {
-        let now = Instant::now();
+        let now = SystemClock.monotonic();
         let later = now + Duration::from_secs(60);
         let draining = Stage::Draining { until: now + Duration::from_secs(25) };
         assert_eq!(advance(draining, now, true, true), draining);

@@ -7,7 +7,7 @@ pub mod switchable;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use idem_core::store::MemoryStore;
 use idem_kafka::embedded::Broker;
@@ -24,11 +24,12 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds; fails with `what` otherwise.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
-    let deadline = Instant::now() + DEADLINE;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let holds = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(tokio::time::timeout(DEADLINE, holds).await.is_ok(), "not within {DEADLINE:?}: {what}");
 }
 
 /// An event of the tests: what to do is written in it.
@@ -59,6 +60,9 @@ impl Effects {
         self.0.lock().unwrap().values().all(|times| *times == 1)
     }
 }
+
+/// A dead letter's headers, by name.
+pub type LetterHeaders = HashMap<String, String>;
 
 /// One topic with its dead-letter topic, on a broker of its own.
 pub struct Bed {
@@ -129,7 +133,7 @@ impl Bed {
     }
 
     /// The dead letters so far: headers and body.
-    pub fn dead_letters(&self) -> Vec<(HashMap<String, String>, Option<Vec<u8>>)> {
+    pub fn dead_letters(&self) -> Vec<(LetterHeaders, Option<Vec<u8>>)> {
         let topic = format!("{}-{}-dlt", self.topic, self.consumer);
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.broker.bootstrap())
