@@ -30,7 +30,7 @@ pub struct Delivery {
     event: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Why a message cannot ask for a job [K4]. Trying again gives the same.
+/// Why a message cannot ask for a job (K4). Trying again gives the same.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {

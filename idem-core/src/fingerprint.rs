@@ -1,4 +1,4 @@
-//! A digest of what a message says: tells "the same job again" from "the same key, another job" [S4].
+//! A digest of what a message says: tells "the same job again" from "the same key, another job" (S4).
 
 use std::fmt;
 use std::str::FromStr;

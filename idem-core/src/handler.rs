@@ -59,7 +59,7 @@ impl Job {
         &self.message_id
     }
 
-    /// An idempotency key for a call to another system [T2]: the same on every attempt, for every duplicate and in every
+    /// An idempotency key for a call to another system (T2): the same on every attempt, for every duplicate and in every
     /// process, and another one for each `purpose`.
     ///
     /// ```
@@ -165,7 +165,7 @@ impl fmt::Debug for States {
     }
 }
 
-/// Whether trying again is of use [R1].
+/// Whether trying again is of use (R1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Disposition {
     /// Yes: a time-out, a lock, a service that is away.
@@ -174,7 +174,7 @@ pub enum Disposition {
     Terminal,
 }
 
-/// Says of an error whether trying again is of use [R1]. Derive it, or write it:
+/// Says of an error whether trying again is of use (R1). Derive it, or write it:
 ///
 /// ```
 /// use idem_core::{Classify, Disposition};
@@ -333,7 +333,7 @@ impl FailureKind {
     }
 }
 
-/// A UNIQUE constraint of the application's own tables said that the effect is already there [T3].
+/// A UNIQUE constraint of the application's own tables said that the effect is already there (T3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UniqueViolation {
     /// Its name where the engine tells it (PostgreSQL), else its columns as `table.column, table.column` (SQLite).
@@ -427,9 +427,9 @@ pub struct Spec {
 /// Where a handler's effect lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// In the guard's own database: one transaction holds claim, effect and completion [T1].
+    /// In the guard's own database: one transaction holds claim, effect and completion (T1).
     Atomic,
-    /// Elsewhere: the guard holds a lease, renews it, and fences the completion [T2].
+    /// Elsewhere: the guard holds a lease, renews it, and fences the completion (T2).
     Lease,
 }
 
@@ -531,10 +531,10 @@ pub trait Handler: Copy + Send + Sync + 'static {
     /// The attribute, as data.
     const SPEC: Spec;
 
-    /// Takes the key from the message [K1].
+    /// Takes the key from the message (K1).
     ///
     /// # Errors
-    /// There is no usable key [K4].
+    /// There is no usable key (K4).
     fn key(event: &Self::Event, headers: &dyn Headers) -> Result<EventKey, KeyError>;
 
     /// The fingerprint of the chosen fields; nothing if the whole payload counts, as it does unless fields are chosen.

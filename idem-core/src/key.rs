@@ -4,12 +4,12 @@ use std::fmt;
 
 use uuid::Uuid;
 
-/// The most characters (Unicode scalar values) an idempotency key may have: the width of its column [S1].
+/// The most characters (Unicode scalar values) an idempotency key may have: the width of its column (S1).
 pub const MAX_KEY_CHARS: usize = 255;
-/// The most characters a consumer name may have: the width of its column [S1].
+/// The most characters a consumer name may have: the width of its column (S1).
 pub const MAX_CONSUMER_CHARS: usize = 100;
 
-/// The name under which a handler guards its jobs. The same key under two names is two jobs [K3].
+/// The name under which a handler guards its jobs. The same key under two names is two jobs (K3).
 ///
 /// Letters, digits, `.`, `_` and `-` of ASCII, beginning with a letter or digit, since the name goes into topic names and
 /// metric labels.
@@ -79,7 +79,7 @@ impl fmt::Display for ConsumerName {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventKey(String);
 
-/// Why a message has no usable key [K4]. Such a message is set aside; its key is never guessed or cut.
+/// Why a message has no usable key (K4). Such a message is set aside; its key is never guessed or cut.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -196,7 +196,7 @@ fn escape(part: &str) -> String {
 
 /// A type whose values can name a job: text, integers, UUIDs, and optional ones of these.
 ///
-/// The text must be the same for every delivery of the same job [K1], so there is no implementation for floating point
+/// The text must be the same for every delivery of the same job (K1), so there is no implementation for floating point
 /// numbers, whose text depends on who wrote it.
 ///
 /// ```

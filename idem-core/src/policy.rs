@@ -16,12 +16,12 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// How long a claim holds without renewal [L1]. It is renewed every third of this while the handler runs [L2], and a
-    /// crashed worker's job can be taken over after it [L3].
+    /// How long a claim holds without renewal (L1). It is renewed every third of this while the handler runs (L2), and a
+    /// crashed worker's job can be taken over after it (L3).
     ///
     /// Default 30 s: renewals make a longer one needless, and a crash costs its jobs this much delay.
     pub lease: Duration,
-    /// How often a job may be tried before it is set aside [R2]. Default 8: with the default back-off about a minute.
+    /// How often a job may be tried before it is set aside (R2). Default 8: with the default back-off about a minute.
     pub attempts: u32,
     /// Waits between tries. Default from 250 ms up to 1 min.
     pub backoff: Backoff,

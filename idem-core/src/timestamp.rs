@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// An instant of the *database's* clock, in microseconds since the Unix epoch.
 ///
 /// Leases and retry times are compared with this and with nothing else, so that the clocks of the workers never decide
-/// who holds a job [L4].
+/// who holds a job (L4).
 ///
 /// ```
 /// use std::time::Duration;

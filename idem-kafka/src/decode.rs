@@ -7,7 +7,7 @@ use idem_core::{Delivery, Guarded, Payload, Rejection};
 use crate::dead_letter::{Reason, Verdict};
 use crate::record::Record;
 
-/// The delivery of `record`, or why it is set aside [K4].
+/// The delivery of `record`, or why it is set aside (K4).
 pub(crate) fn decode(guarded: &Guarded, record: &Record) -> Result<Delivery, Verdict> {
     let payload = record.payload.as_ref().map(|bytes| -> Payload { Arc::clone(bytes) as Payload });
     guarded.prepare(payload, &record.headers, record.message_id()).map_err(|rejection| Verdict {

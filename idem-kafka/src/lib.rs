@@ -84,3 +84,8 @@ pub mod prelude {
 
     pub use crate::{App, Classify, Error, idempotent};
 }
+
+/// The README's code compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -73,7 +73,7 @@ pub struct TryFailed {
     pub max_attempts: u32,
 }
 
-/// Whether trying again is of use [R1].
+/// Whether trying again is of use (R1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureCause {
     /// Yes, not before this instant.

@@ -7,8 +7,8 @@ use uuid::Uuid;
 use crate::fingerprint::Fingerprint;
 use crate::timestamp::Timestamp;
 
-/// Names one claim. Every write after the claim compares it with the row's [fencing]: a holder whose token is no longer
-/// there has lost the job, whatever it believes.
+/// Names one claim, and fences it: every write after the claim compares it with the row's. A holder whose token is no
+/// longer there has lost the job, whatever it believes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub Uuid);
 
@@ -29,7 +29,7 @@ pub struct Record {
     pub fence: i64,
 }
 
-/// The state of one job [S2].
+/// The state of one job (S2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// No row.

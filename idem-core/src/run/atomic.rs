@@ -1,4 +1,4 @@
-//! Claim, effect and completion in one transaction [T1], for many messages at once.
+//! Claim, effect and completion in one transaction (T1), for many messages at once.
 //!
 //! The common case is optimistic: one transaction, no savepoints. When a handler fails there, everything is rolled back and
 //! run again with savepoints, so that the failing message neither takes its neighbours along nor makes them slow. Handlers
@@ -302,7 +302,7 @@ fn failed_state(state: &State, run: Run, cause: FailureCause, max_attempts: u32)
 }
 
 /// A message that ran alone has failed, and its transaction is rolled back: claims it once more and writes the failure, or,
-/// where the domain says that the effect is there, the completion [T3]. The handler does not run again.
+/// where the domain says that the effect is there, the completion (T3). The handler does not run again.
 async fn record_failure(
     inner: &Inner,
     delivery: &Delivery,

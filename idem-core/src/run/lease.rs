@@ -1,4 +1,4 @@
-//! Claim first, then the handler, then the completion [T2]: for effects outside the guard's database.
+//! Claim first, then the handler, then the completion (T2): for effects outside the guard's database.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -200,7 +200,7 @@ impl Guarded {
     /// Takes the key and the fingerprint from a message. Asks no store.
     ///
     /// # Errors
-    /// The message cannot ask for a job [K4].
+    /// The message cannot ask for a job (K4).
     pub fn prepare(
         &self,
         payload: Option<Payload>,

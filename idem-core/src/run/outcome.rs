@@ -16,12 +16,12 @@ pub enum Outcome {
         attempt: u32,
         /// Another worker's lease had run out.
         takeover: bool,
-        /// The domain's own UNIQUE constraint said that the effect was there before [T3].
+        /// The domain's own UNIQUE constraint said that the effect was there before (T3).
         already_done: bool,
     },
     /// The row was COMPLETED already. Normal.
     Duplicate(DuplicateKind),
-    /// The key was used for another payload [S4]. Set it aside.
+    /// The key was used for another payload (S4). Set it aside.
     Conflict,
     /// Another worker holds the job. Come back.
     InProgress {

@@ -1,7 +1,7 @@
 //! Where the rows are: the contract that every store keeps.
 //!
 //! A store decides nothing. It reads rows, asks [`machine::step`](crate::machine::step), and writes the answer *only if
-//! the row is still the one it read*. The unique pair of consumer and key is what lets one of several workers win [S3].
+//! the row is still the one it read*. The unique pair of consumer and key is what lets one of several workers win (S3).
 
 mod error;
 mod memory;
@@ -68,9 +68,9 @@ impl fmt::Display for Engine {
 /// On whose behalf rows are claimed, and on which terms.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The consumer [K3].
+    /// The consumer (K3).
     pub consumer: ConsumerName,
-    /// How long a claim holds [L1].
+    /// How long a claim holds (L1).
     pub lease: Duration,
     /// How often a job may be tried.
     pub max_attempts: u32,
@@ -175,7 +175,7 @@ pub struct FailureWritten {
 /// # Contract
 /// Every store passes the suite in `store/contract.rs`, which compares it with [`machine::step`](crate::machine::step).
 ///
-/// - **Unique.** At most one row for a consumer and key, compared byte by byte; whoever inserts it first has the claim [S3].
+/// - **Unique.** At most one row for a consumer and key, compared byte by byte; whoever inserts it first has the claim (S3).
 /// - **Fenced.** [`complete`](Self::complete), [`fail`](Self::fail), [`renew`](Self::renew) and [`release`](Self::release)
 ///   change a row only while its token is the holder's; otherwise the answer is [`Fenced::LeaseLost`] and the row stays.
 /// - **Durable.** What a method answered is on disk (as far as the engine promises) before it answers, except inside a
@@ -217,7 +217,7 @@ pub trait Store: Send + Sync + 'static {
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>>;
 
-    /// Extends the leases of `held` to `terms.lease` from now. Runs on a connection that no handler can occupy [L2].
+    /// Extends the leases of `held` to `terms.lease` from now. Runs on a connection that no handler can occupy (L2).
     ///
     /// A row that another transaction keeps locked for longer than a moment is answered as [`Fenced::LeaseLost`], since its
     /// lease was not extended; the others are extended all the same. So do not renew a lease while a transaction of one's

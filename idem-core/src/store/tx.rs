@@ -10,7 +10,7 @@ use crate::handler::Transactional;
 use crate::key::EventKey;
 use crate::machine::State;
 
-/// An open transaction that holds the claims, the handlers' effects and the completions of one batch [T1].
+/// An open transaction that holds the claims, the handlers' effects and the completions of one batch (T1).
 ///
 /// Dropping it rolls it back. A handler takes it as `tx: &mut Tx` to run on any engine, or as `&mut PgConnection` or
 /// `&mut SqliteConnection` to be tied to one. It must not commit or roll back itself.

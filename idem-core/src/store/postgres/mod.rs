@@ -23,7 +23,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey};
 use crate::machine::{State, Token};
 
-/// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up [L2].
+/// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up (L2).
 const CONTROL_CONNECTIONS: u32 = 2;
 /// How long a renewal waits at most for another transaction's lock.
 const CONTROL_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
