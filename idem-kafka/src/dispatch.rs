@@ -3,11 +3,11 @@
 //! Records of one key run one after another, in the order they came. Everything else runs side by side: a record that runs
 //! or waits holds up its own key and no other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use idem_core::EventKey;
 
-/// Names a record that is waiting or running.
+/// Names a record that is waiting or running. Grows with each record that comes.
 pub(crate) type Ticket = u64;
 
 /// The waiting records of one handler.
@@ -15,8 +15,8 @@ pub(crate) type Ticket = u64;
 pub(crate) struct Dispatch {
     /// By key: the record that is ready, running or waiting for its time, and those behind it.
     lanes: HashMap<EventKey, VecDeque<Ticket>>,
-    /// At the head of their lanes, free to run.
-    ready: VecDeque<Ticket>,
+    /// At the head of their lanes, free to run: the oldest first, since the oldest hold the commit point back.
+    ready: BTreeSet<Ticket>,
 }
 
 impl Dispatch {
@@ -25,18 +25,18 @@ impl Dispatch {
         let lane = self.lanes.entry(key.clone()).or_default();
         lane.push_back(ticket);
         if lane.len() == 1 {
-            self.ready.push_back(ticket);
+            self.ready.insert(ticket);
         }
     }
 
-    /// Takes up to `most` records that may run, in the order they became ready. Their keys are all different.
+    /// Takes up to `most` records that may run, the oldest first. Their keys are all different.
     pub fn take(&mut self, most: usize) -> Vec<Ticket> {
-        self.ready.drain(..most.min(self.ready.len())).collect()
+        std::iter::from_fn(|| self.ready.pop_first()).take(most).collect()
     }
 
-    /// A taken record did not get to run, or its time has come: it is ready again, before all others.
+    /// A taken record did not get to run, or its time has come: it is ready again.
     pub fn put_back(&mut self, ticket: Ticket) {
-        self.ready.push_front(ticket);
+        self.ready.insert(ticket);
     }
 
     /// A record is done with, wherever it stands: the next one of its key becomes ready if it was at the head.
@@ -48,7 +48,9 @@ impl Dispatch {
         }
         lane.pop_front();
         match lane.front() {
-            Some(next) => self.ready.push_back(*next),
+            Some(next) => {
+                self.ready.insert(*next);
+            }
             None => {
                 self.lanes.remove(key);
             }
@@ -96,6 +98,19 @@ mod tests {
         assert_eq!(dispatch.take(10), [2]);
         dispatch.remove(&key("a"), 2);
         assert_eq!(dispatch.take(10), [4]);
+    }
+
+    #[test]
+    fn a_second_record_of_a_key_does_not_queue_behind_all_later_ones() {
+        let mut dispatch = Dispatch::default();
+        dispatch.push(&key("a"), 1);
+        dispatch.push(&key("a"), 2);
+        for ticket in 3..100 {
+            dispatch.push(&key(&ticket.to_string()), ticket);
+        }
+        assert_eq!(dispatch.take(1), [1]);
+        dispatch.remove(&key("a"), 1);
+        assert_eq!(dispatch.take(2), [2, 3], "it would hold the commit point back");
     }
 
     #[test]
