@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
@@ -134,6 +135,32 @@ impl<H: Handler> DynHandler for Typed<H> {
         headers: &dyn Headers,
         message_id: Arc<str>,
     ) -> Result<Delivery, Rejection> {
+        // The event's own code runs here: its panic must be this message's end and nobody else's.
+        let prepared = catch_unwind(AssertUnwindSafe(|| Self::prepare_uncaught(payload, headers, message_id)));
+        prepared.unwrap_or_else(|panic| Err(undecodable(&HandlerFailure::from_panic(&*panic).message)))
+    }
+
+    fn call<'a>(
+        &self,
+        jobs: &'a [Job],
+        events: Vec<RawEvent>,
+        tx: Option<&'a mut Tx>,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<(), HandlerFailure>> {
+        async move {
+            let events = events.into_iter().map(decode::<H::Event>).collect::<Result<_, _>>()?;
+            H::call(Call { events, jobs, tx, states }).await
+        }
+        .boxed()
+    }
+}
+
+impl<H: Handler> Typed<H> {
+    fn prepare_uncaught(
+        payload: Option<Payload>,
+        headers: &dyn Headers,
+        message_id: Arc<str>,
+    ) -> Result<Delivery, Rejection> {
         let payload = payload.ok_or_else(|| undecodable("it has no body (a tombstone)"))?;
         let bytes = (*payload).as_ref();
         let event: H::Event = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
@@ -152,20 +179,6 @@ impl<H: Handler> DynHandler for Typed<H> {
             message_id,
         };
         Ok(Delivery { request, tag: 0, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
-    }
-
-    fn call<'a>(
-        &self,
-        jobs: &'a [Job],
-        events: Vec<RawEvent>,
-        tx: Option<&'a mut Tx>,
-        states: &'a States,
-    ) -> BoxFuture<'a, Result<(), HandlerFailure>> {
-        async move {
-            let events = events.into_iter().map(decode::<H::Event>).collect::<Result<_, _>>()?;
-            H::call(Call { events, jobs, tx, states }).await
-        }
-        .boxed()
     }
 }
 

@@ -79,8 +79,9 @@ impl Job {
         Uuid::new_v5(&DOWNSTREAM_NAMESPACE, name.as_bytes()).to_string()
     }
 
-    /// Waits until this try must stop: its lease cannot be renewed, its time is up, or the worker shuts down. Shortly
-    /// afterwards the handler's future is dropped.
+    /// Waits until this try must stop. In lease mode it fires when the lease cannot be renewed or the time is up, and the
+    /// handler's future is dropped a moment later. Where nothing can be gained by warning (an atomic handler, whose effect
+    /// is rolled back; the deadline of ending; a lease that somebody else has) the future is dropped at once.
     ///
     /// # Cancel safety
     /// Safe: it only waits.
@@ -358,6 +359,16 @@ impl HandlerFailure {
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "no text".to_owned());
         Self { kind: FailureKind::Panicked, message: capped(format!("the handler panicked: {said}")), violated: None }
+    }
+
+    /// The engine refused to keep what the handler did, at the end of its transaction.
+    pub(crate) fn from_refused_commit(error: &(dyn StdError + 'static)) -> Self {
+        let message = format!(
+            "the transaction was refused, so a statement failed whose error was hidden, or a constraint \
+            that is checked at its end is violated: {}",
+            with_causes(error)
+        );
+        Self { kind: FailureKind::Transient, message: capped(message), violated: crate::store::unique_violation(error) }
     }
 
     /// A handler that was stopped at its `max_run`.

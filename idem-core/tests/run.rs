@@ -270,6 +270,38 @@ async fn a_hanging_handler_is_stopped_at_its_max_run_and_leaves_no_transaction()
     assert!(matches!(run_one(&guarded, "B", "").await, Outcome::Completed { .. }));
 }
 
+#[derive(serde::Deserialize)]
+#[serde(try_from = "String")]
+struct Explosive;
+
+impl TryFrom<String> for Explosive {
+    type Error = std::convert::Infallible;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        panic!("{text} on purpose")
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Parcel {
+    id: String,
+    #[expect(dead_code, reason = "never there")]
+    content: Explosive,
+}
+
+#[idempotent(key = "id", consumer = "parcel")]
+async fn unpack(_event: Parcel) -> Result<(), Failed> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn k4_a_panic_of_the_events_own_code_rejects_its_message() {
+    let guarded = Guard::new(Arc::new(MemoryStore::default())).bind(unpack).unwrap();
+    let body = json!({"id": "A", "content": "boom"}).to_string().into_bytes();
+    let rejection = guarded.prepare(Some(Arc::new(body)), &(), "m".into()).unwrap_err();
+    assert!(rejection.to_string().contains("boom on purpose"), "{rejection}");
+}
+
 #[tokio::test]
 async fn stopping_leaves_everything_as_it_was() {
     let bed = bed().await;
@@ -387,6 +419,8 @@ struct Line {
     cuts: Arc<AtomicU32>,
     /// Whether a failing call takes effect all the same.
     after: bool,
+    /// How late the answers to the next claims are.
+    late: Mutex<Vec<Duration>>,
 }
 
 impl Line {
@@ -420,7 +454,13 @@ impl Store for Line {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        self.carry(self.store.claim(terms, requests)).boxed()
+        async move {
+            let answers = self.carry(self.store.claim(terms, requests)).await;
+            let late = self.late.lock().unwrap().pop();
+            tokio::time::sleep(late.unwrap_or_default()).await;
+            answers
+        }
+        .boxed()
     }
     fn renew<'a>(
         &'a self,
@@ -525,7 +565,7 @@ impl StoreTx for CutTx {
 
 fn line(after: bool) -> (Guard, Arc<AtomicU32>) {
     let cuts = Arc::new(AtomicU32::new(0));
-    let line = Line { store: MemoryStore::default(), cuts: cuts.clone(), after };
+    let line = Line { store: MemoryStore::default(), cuts: cuts.clone(), after, late: Mutex::default() };
     (Guard::new(Arc::new(line)).state(Outside::default()).state(AtomicU32::new(0)), cuts)
 }
 
@@ -572,6 +612,18 @@ async fn lost_replies_in_lease_mode_cost_no_attempt_and_no_second_effect() {
             assert!(undecided <= cut);
         }
     }
+}
+
+#[tokio::test]
+async fn no_handler_begins_under_a_lease_that_may_be_over() {
+    let world = Outside::default();
+    let late = Mutex::new(vec![Duration::from_millis(700)]);
+    let line = Line { store: MemoryStore::default(), cuts: Arc::default(), after: false, late };
+    let guarded = Guard::new(Arc::new(line)).state(world.clone()).bind(outside).unwrap();
+    let (undecided, outcome) = until_decided(&guarded, delivery(&guarded, "A", "", "m")).await;
+    assert_eq!(undecided, 1, "the first claim was answered after its lease of 600 ms");
+    assert!(matches!(outcome, Outcome::Completed { attempt: 1, .. }), "and cost no attempt: {outcome:?}");
+    assert_eq!(world.running.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

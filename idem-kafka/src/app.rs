@@ -246,6 +246,16 @@ impl App {
         if !clashes.is_empty() {
             return Err(Error::new(ErrorKind::Configuration, clashes.join("; ")));
         }
+        if let StoreChoice::Url(url) = &self.store
+            && url.starts_with("postgres")
+            && self.config.transactions as u64 >= u64::from(self.store_options.max_connections)
+        {
+            let text = format!(
+                "`kafka.transactions` is {}, not below `store.max_connections` {}: claims and completions would find no connection",
+                self.config.transactions, self.store_options.max_connections
+            );
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
         if self.handlers.is_empty() {
             return Err(Error::new(ErrorKind::Configuration, "no handler is set: call `.handle(topic, handler)`"));
         }

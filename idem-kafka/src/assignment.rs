@@ -123,6 +123,13 @@ impl Assignment {
         }
     }
 
+    /// The partition's committed offset is gone, and reading goes on elsewhere.
+    pub fn lose_offset(&mut self, id: PartitionId) {
+        if let Some(owned) = self.owned.get_mut(&id) {
+            owned.offsets.forget_committed();
+        }
+    }
+
     /// Whether nothing of these partitions runs any more.
     pub fn is_drained(&self, ids: &[PartitionId]) -> bool {
         ids.iter().all(|id| self.owned.get(id).is_none_or(|owned| owned.running == 0))

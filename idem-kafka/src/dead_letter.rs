@@ -114,6 +114,25 @@ pub(crate) struct DeadLetters {
     known: Arc<Mutex<HashMap<String, i32>>>,
 }
 
+/// How much of a record a dead letter carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    Everything,
+    /// Without its body, which the topic does not take.
+    AllButBody,
+    /// Only why it is set aside and where it stands in its own topic.
+    Place,
+}
+
+impl Keep {
+    fn less(self) -> Self {
+        match self {
+            Keep::Everything => Keep::AllButBody,
+            Keep::AllButBody | Keep::Place => Keep::Place,
+        }
+    }
+}
+
 /// How long the client looks for a topic's partitions.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two tries to send.
@@ -129,8 +148,8 @@ impl DeadLetters {
 
     /// Sends until the broker has acknowledged. A topic that is missing or forbidden is an outage: the record waits.
     ///
-    /// A body that the topic does not take is left out, and its length said: the record's place in its own topic, which
-    /// travels along, still finds it.
+    /// A body that the topic does not take is left out, and its length said; then also headers, key and timestamp. The
+    /// record's place in its own topic always travels along, and still finds it.
     ///
     /// # Cancel safety
     /// Dropping it may leave the letter sent: it is sent again with the record's next delivery.
@@ -142,15 +161,19 @@ impl DeadLetters {
         verdict: &Verdict,
         now: impl Fn() -> SystemTime,
     ) {
-        let mut with_body = true;
+        let mut keep = Keep::Everything;
         let mut wait = Duration::from_millis(200);
         loop {
-            match self.try_send(topic, consumer, record, verdict, with_body, now()).await {
+            match self.try_send(topic, consumer, record, verdict, keep, now()).await {
                 Ok(()) => return,
-                Err(KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge)) if with_body => {
-                    with_body = false;
-                    continue;
-                }
+                // Refused for what it is: trying the same again is of no use.
+                Err(KafkaError::MessageProduction(
+                    RDKafkaErrorCode::MessageSizeTooLarge
+                    | RDKafkaErrorCode::InvalidRecord
+                    | RDKafkaErrorCode::InvalidTimestamp
+                    | RDKafkaErrorCode::InvalidMessage
+                    | RDKafkaErrorCode::InvalidMessageSize,
+                )) if keep != Keep::Place => keep = keep.less(),
                 Err(error) => {
                     self.known().remove(topic);
                     tracing::error!(
@@ -173,28 +196,30 @@ impl DeadLetters {
         consumer: &str,
         record: &Record,
         verdict: &Verdict,
-        with_body: bool,
+        keep: Keep,
         now: SystemTime,
     ) -> Result<(), KafkaError> {
         let partitions = self.partitions(topic).await?;
         let mut all = OwnedHeaders::new();
-        for (key, value) in &record.headers.0 {
+        for (key, value) in record.headers.0.iter().filter(|_| keep != Keep::Place) {
             all = all.insert(Header { key, value: Some(value) });
         }
         for (key, value) in headers(record, verdict, consumer, &self.group, now) {
             all = all.insert(Header { key, value: Some(&value) });
         }
-        let body = record.payload.as_ref().filter(|_| with_body);
-        if let (Some(left_out), false) = (&record.payload, with_body) {
+        let body = record.payload.as_ref().filter(|_| keep == Keep::Everything);
+        if let (Some(left_out), None) = (&record.payload, body) {
             all = all.insert(Header { key: "idem-body-omitted", value: Some(&left_out.len().to_string()) });
         }
         let mut letter = FutureRecord::<[u8], [u8]>::to(topic)
             .headers(all)
             // The same number where there is one, so that a key's letters stay in order.
             .partition(record.id.partition.rem_euclid(partitions));
-        letter.key = record.key.as_deref();
+        // Without its own key it still needs one, in case the topic is compacted.
+        let place = record.message_id();
+        letter.key = if keep == Keep::Place { Some(place.as_bytes()) } else { record.key.as_deref() };
         letter.payload = body.map(|bytes| bytes.as_slice());
-        letter.timestamp = record.timestamp;
+        letter.timestamp = record.timestamp.filter(|_| keep != Keep::Place);
         let sent = self.producer.send(letter, Duration::from_secs(30)).await;
         sent.map(drop).map_err(|(error, _)| error)
     }

@@ -85,6 +85,11 @@ impl Offsets {
         self.committed = self.committed.max(Some(next_offset));
     }
 
+    /// What the broker has as committed is not there any more: any offset may be committed now.
+    pub fn forget_committed(&mut self) {
+        self.committed = None;
+    }
+
     /// Records delivered and not decided.
     pub fn undecided(&self) -> usize {
         self.undecided
@@ -168,6 +173,23 @@ mod tests {
         tracker.confirm(11);
         tracker.confirm(5);
         assert_eq!(tracker.to_commit(), None);
+    }
+
+    #[test]
+    fn after_a_lost_offset_the_new_place_is_committed() {
+        let mut tracker = Offsets::new(Some(100));
+        tracker.forget_committed();
+        tracker.deliver(50).unwrap();
+        assert_eq!(tracker.to_commit(), Some(50));
+        tracker.decide(50);
+        assert_eq!(tracker.to_commit(), Some(51));
+    }
+
+    #[test]
+    fn a_first_record_is_committed_as_the_place_to_begin_at() {
+        let mut tracker = Offsets::new(None);
+        tracker.deliver(100).unwrap();
+        assert_eq!(tracker.to_commit(), Some(100), "else a crash would begin at the then latest record");
     }
 
     #[test]

@@ -59,14 +59,16 @@ pub fn step(state: &State, input: Input) -> Result<Transition, IllegalStep> {
             | State::Failed { record, .. },
             Input::Delivered(by),
         ) if conflicts(&record, &by) => keep(state, Decision::Conflict),
-        (State::Received(record), Input::Delivered(by)) => run_or_exhaust(record, None, by, again(&record)),
+        (State::Received(record), Input::Delivered(by)) => {
+            run_or_exhaust(record, None, by, again(&record, record.fence))
+        }
         // The reply to this very claim was lost and it is asked again; its handler has not begun. The holder counts its lease
         // from this request on, so the row must too.
         (State::Processing { record, token, .. }, Input::Delivered(by)) if token == by.token => {
             let locked_until = by.now.plus(by.lease);
             Transition {
                 next: State::Processing { record, token, locked_until },
-                decision: Decision::Run(claimed(&record, again(&record), token, locked_until)),
+                decision: Decision::Run(claimed(&record, again(&record, record.fence - 1), token, locked_until)),
             }
         }
         (State::Processing { record, token, locked_until }, Input::Delivered(by)) => {
@@ -171,11 +173,14 @@ fn conflicts(record: &Record, by: &Delivered) -> bool {
     matches!((record.payload, by.payload), (Some(first), Some(this)) if first != this)
 }
 
-fn again(record: &Record) -> RunKind {
-    if record.attempts <= 1 && record.fence <= 1 { RunKind::Fresh } else { RunKind::Retry }
+/// A job that was claimed before is no fresh one, even if that claim was given back and is not counted as a try: its
+/// handler may have begun.
+fn again(record: &Record, claims_before: i64) -> RunKind {
+    if claims_before > 0 || record.attempts > 1 { RunKind::Retry } else { RunKind::Fresh }
 }
 
-/// A try that killed its process has been counted too, so a message that does so each time ends here.
+/// A try whose claim was committed before it killed its process has been counted too, so a message that does so each time
+/// ends here.
 fn run_or_exhaust(record: Record, token: Option<Token>, by: Delivered, kind: RunKind) -> Transition {
     if record.attempts >= by.max_attempts {
         Transition { next: State::Failed { record, token, failure: Failure::Exhausted }, decision: Decision::Exhausted }

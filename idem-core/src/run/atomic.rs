@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
 use super::{CrashPoint, Delivery, Inner, Ordering, Outcome, Report, Undecided, caught, jitter};
-use crate::handler::{HandlerFailure, Job};
+use crate::handler::{FailureKind, HandlerFailure, Job};
 use crate::machine::{Decision, Failure, FailureCause, Input, Run, State, TryFailed, step};
 use crate::store::{Answer, Retry, StoreError, StoreErrorKind, Tx};
 
@@ -28,11 +28,20 @@ pub(super) async fn run(inner: &Inner, deliveries: Vec<Delivery>, stop: &Cancell
         match decide(inner, &mut batch, stop).await {
             Ok(outcomes) => give_back(batch, outcomes, report),
             // Something must change between two tries, else those who collided collide again: fewer keys at once.
-            Err(Undecided::Contention(_)) if batch.len() > 1 => {
+            Err(Unfinished::Split) => {
                 waiting.push(batch.split_off(batch.len() / 2));
                 waiting.push(batch);
             }
-            Err(undecided) => {
+            Err(Unfinished::Without(index, failure)) => {
+                let failed = batch.remove(index);
+                let outcome = record_failure(inner, &failed, failure).await;
+                let outcomes = outcome.unwrap_or_else(|undecided| vec![Outcome::Undecided(undecided)]);
+                give_back(vec![failed], outcomes, report);
+                if !batch.is_empty() {
+                    waiting.push(batch);
+                }
+            }
+            Err(Unfinished::Undecided(undecided)) => {
                 let rest = waiting.drain(..).flatten();
                 for delivery in batch.into_iter().chain(rest) {
                     report.decided(delivery, Outcome::Undecided(undecided.clone()));
@@ -42,40 +51,62 @@ pub(super) async fn run(inner: &Inner, deliveries: Vec<Delivery>, stop: &Cancell
     }
 }
 
+/// Why a batch has no outcomes yet.
+enum Unfinished {
+    /// Run it in halves.
+    Split,
+    /// This one has failed, in a way that took the transaction along: run the others without it.
+    Without(usize, HandlerFailure),
+    /// Nothing is decided.
+    Undecided(Undecided),
+}
+
 fn give_back(batch: Vec<Delivery>, outcomes: Vec<Outcome>, report: &dyn Report) {
     for (mut delivery, outcome) in batch.into_iter().zip(outcomes) {
-        delivery.renew_token();
+        // While it is undecided, the token is what tells our own commit from somebody else's.
+        if !matches!(outcome, Outcome::Undecided(_)) {
+            delivery.renew_token();
+        }
         report.decided(delivery, outcome);
     }
 }
 
 /// One outcome for each delivery, all durable; or none.
-async fn decide(inner: &Inner, batch: &mut [Delivery], stop: &CancellationToken) -> Result<Vec<Outcome>, Undecided> {
+async fn decide(inner: &Inner, batch: &mut [Delivery], stop: &CancellationToken) -> Result<Vec<Outcome>, Unfinished> {
     let mut with_savepoints = batch.len() > 1 && take_suspicion(inner);
     let mut collisions = 0;
     loop {
         let attempt = transaction(inner, batch, with_savepoints, stop);
         let result = tokio::select! {
             biased;
-            () = stop.cancelled() => return Err(Undecided::Cancelled),
+            () = stop.cancelled() => return Err(Unfinished::Undecided(Undecided::Cancelled)),
             result = attempt => result,
         };
+        let alone = batch.len() == 1;
         match result {
             Ok(outcomes) => return Ok(outcomes),
-            Err(Aborted::Handler(failure)) if batch.len() == 1 => {
-                return record_failure(inner, &batch[0], failure).await;
-            }
+            Err(Aborted::Handler(failure)) if alone => return Err(Unfinished::Without(0, failure)),
             Err(Aborted::Handler(_)) => {
                 with_savepoints = true;
                 inner.suspicious.store(SUSPICIOUS_BATCHES, Ordering::Relaxed);
             }
+            Err(Aborted::Hanging { index: Some(index), failure }) => return Err(Unfinished::Without(index, failure)),
+            Err(Aborted::Hanging { index: None, failure }) if alone => return Err(Unfinished::Without(0, failure)),
+            Err(Aborted::Hanging { index: None, .. }) => return Err(Unfinished::Split),
+            Err(Aborted::Refused(error)) if alone => {
+                return Err(Unfinished::Without(0, HandlerFailure::from_refused_commit(&error)));
+            }
+            Err(Aborted::Refused(_)) => return Err(Unfinished::Split),
             Err(Aborted::Store(error))
                 if error.kind() == StoreErrorKind::Contention && collisions < CONTENTION_TRIES =>
             {
+                if !alone && collisions > 0 {
+                    return Err(Unfinished::Split);
+                }
                 collisions += 1;
                 jitter(Duration::from_millis(10 << collisions)).await;
             }
-            Err(Aborted::Store(error)) => return Err(Undecided::from_store(error)),
+            Err(Aborted::Store(error)) => return Err(Unfinished::Undecided(Undecided::from_store(error))),
         }
     }
 }
@@ -88,8 +119,22 @@ fn take_suspicion(inner: &Inner) -> bool {
 enum Aborted {
     /// A handler failed and no savepoint had been set.
     Handler(HandlerFailure),
+    /// A handler ran longer than it may. Its statement may still be under way, so the connection is given up.
+    Hanging {
+        /// Which delivery, if the call was for one alone.
+        index: Option<usize>,
+        failure: HandlerFailure,
+    },
+    /// The engine refuses to keep what the handlers did: one of them hid a statement's error, or a constraint that is
+    /// checked at the end is violated. Theirs, not the store's.
+    Refused(StoreError),
     /// The store failed, or the outcome of its COMMIT is unknown. The next claim with the same tokens tells.
     Store(StoreError),
+}
+
+/// What the engine says once handlers have run: if it is neither away nor busy, it speaks of what they did.
+fn after_handlers(error: StoreError) -> Aborted {
+    if error.kind() == StoreErrorKind::Broken { Aborted::Refused(error) } else { Aborted::Store(error) }
 }
 
 impl From<StoreError> for Aborted {
@@ -138,10 +183,10 @@ async fn transaction(
 
     let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
     if !verdicts.rows(batch).is_empty() {
-        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await?;
+        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await.map_err(after_handlers)?;
     }
     CrashPoint::BeforeCommit.pass();
-    tx.commit().await?;
+    tx.commit().await.map_err(after_handlers)?;
     CrashPoint::Recorded.pass();
     Ok(verdicts.outcomes(inner, batch, &answers))
 }
@@ -169,7 +214,11 @@ impl Work<'_> {
         }
         let calls = if self.inner.spec.batch { claimed.len() } else { 1 };
         for part in claimed.chunks(calls) {
-            self.call(part).await.map_err(Aborted::Handler)?;
+            self.call(part).await.map_err(|failure| match (failure.kind, part) {
+                (FailureKind::Timeout, [alone]) => Aborted::Hanging { index: Some(alone.index), failure },
+                (FailureKind::Timeout, _) => Aborted::Hanging { index: None, failure },
+                _ => Aborted::Handler(failure),
+            })?;
         }
         Ok(())
     }
@@ -189,8 +238,10 @@ impl Work<'_> {
         async move {
             self.tx.store().savepoint().await?;
             match self.run_all(segment).await {
-                Ok(()) => return Ok(self.tx.store().release_savepoint().await?),
-                Err(Aborted::Store(error)) => return Err(Aborted::Store(error)),
+                Ok(()) => return self.tx.store().release_savepoint().await.map_err(after_handlers),
+                Err(aborted @ (Aborted::Store(_) | Aborted::Refused(_) | Aborted::Hanging { .. })) => {
+                    return Err(aborted);
+                }
                 Err(Aborted::Handler(failure)) => {
                     // If even this fails, the connection is gone and the failure was the store's, not the message's.
                     self.tx.store().rollback_to_savepoint().await?;

@@ -55,9 +55,22 @@ pub(super) async fn run(
             report.decided(delivery, outcome);
         }
     }
-    if !held.is_empty() {
-        Shift::begin(inner, held, sent, stop).work(stop, report).await;
+    if held.is_empty() {
+        return;
     }
+    let deadline = RunDeadline::claimed(Duration::ZERO, inner.policy.lease, inner.policy.max_run);
+    if inner.now() >= sent + deadline.at() {
+        // The answer came so late that the leases may be over already: no handler may begin. The claims are given back first
+        // when these deliveries are asked for again.
+        for (mut delivery, _) in held {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "the claim was answered after its lease");
+            delivery.unreleased = Some(delivery.token());
+            delivery.renew_token();
+            report.decided(delivery, Outcome::Undecided(Undecided::from_store(error)));
+        }
+        return;
+    }
+    Shift::begin(inner, held, sent, deadline, stop).work(stop, report).await;
 }
 
 async fn claim(inner: &Inner, deliveries: &mut [Delivery]) -> Result<Vec<crate::store::Answer>, StoreError> {
@@ -133,10 +146,16 @@ enum Stopped {
 }
 
 impl<'a> Shift<'a> {
-    fn begin(inner: &'a Arc<Inner>, held: Vec<(Delivery, Run)>, sent: Instant, stop: &CancellationToken) -> Self {
+    fn begin(
+        inner: &'a Arc<Inner>,
+        held: Vec<(Delivery, Run)>,
+        sent: Instant,
+        deadline: RunDeadline,
+        stop: &CancellationToken,
+    ) -> Self {
         let mut shift = Self {
             inner,
-            deadline: RunDeadline::claimed(Duration::ZERO, inner.policy.lease, inner.policy.max_run),
+            deadline,
             origin: sent,
             jobs: Vec::with_capacity(held.len()),
             tasks: JoinSet::new(),
@@ -219,7 +238,8 @@ impl<'a> Shift<'a> {
     }
 
     fn may_renew(&self) -> bool {
-        self.renewing.is_none() && self.drop_at.is_none() && self.any_running()
+        // Also for jobs that only wait to be written: nobody should take them over meanwhile.
+        self.renewing.is_none() && self.drop_at.is_none()
     }
 
     fn any_running(&self) -> bool {
@@ -271,7 +291,8 @@ impl<'a> Shift<'a> {
     fn stop_all(&mut self) {
         if self.drop_at.is_none() {
             self.cancel.cancel();
-            self.drop_at = Some(self.inner.now() + self.deadline.grace());
+            // Counted from the deadline, not from now: this process may have been frozen meanwhile.
+            self.drop_at = Some(self.origin + self.deadline.at() + self.deadline.grace());
             return;
         }
         let reason = if self.deadline.is_ceiling() { Stopped::Ceiling } else { Stopped::Unrenewed };

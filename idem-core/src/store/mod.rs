@@ -242,7 +242,8 @@ pub trait Store: Send + Sync + 'static {
         failed: &'a [FailedTry],
     ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>>;
 
-    /// Gives back jobs whose handler has not begun.
+    /// Gives back jobs, and the try that their claim counted: those whose handler has not begun, and those whose handler was
+    /// dropped because the store was away. The next claim of such a job is a retry.
     fn release<'a>(
         &'a self,
         terms: &'a Terms,

@@ -36,7 +36,8 @@ pub struct StoreOptions {
     /// handlers too, which can set their own with `SET LOCAL lock_timeout`.
     pub lock_timeout: Duration,
     /// PostgreSQL: how long the transaction of an atomic handler may wait for its worker's next statement before the server
-    /// rolls it back. Default 5 min: a frozen worker must not keep its keys for ever.
+    /// rolls it back. Default 15 min: a frozen worker must not keep its keys for ever. Keep it above every handler's
+    /// `max_run` (default 5 min), or the server ends a handler's transaction before its own time is up.
     pub idle_transaction_timeout: Duration,
 }
 
@@ -47,7 +48,7 @@ impl Default for StoreOptions {
             acquire_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(15),
             lock_timeout: Duration::from_secs(10),
-            idle_transaction_timeout: Duration::from_secs(300),
+            idle_transaction_timeout: Duration::from_secs(900),
         }
     }
 }

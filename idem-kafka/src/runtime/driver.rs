@@ -39,7 +39,7 @@ pub(super) enum Report {
     /// The broker has answered the commit in flight.
     Committed(KafkaResult<()>),
     /// The offset to read next is not there any more.
-    OffsetLost { topic: Arc<str>, partition: i32, next_offset: i64, reason: String },
+    OffsetLost { id: PartitionId, next_offset: i64, reason: String },
     /// The client cannot go on. Everything is lost, without a word to the group.
     Fatal(String),
 }
@@ -133,7 +133,9 @@ impl Driver {
                     unresolved: None,
                     revoking: None,
                 };
+                let ended = EndOfThread(poller.reports.clone());
                 poller.run(&orders);
+                std::mem::forget(ended);
             })
             .map_err(|error| Error::with_cause(ErrorKind::Failed, "the Kafka thread could not be started", error))?;
         let ended = || Error::new(ErrorKind::Failed, "the Kafka thread ended while it started");
@@ -168,6 +170,15 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.tell(Command::Close);
+    }
+}
+
+/// Says so if the thread ends by a panic: the loop must not wait for it.
+struct EndOfThread(UnboundedSender<Occurrence>);
+
+impl Drop for EndOfThread {
+    fn drop(&mut self) {
+        self.0.send(Occurrence::Kafka(Report::Fatal("its thread ended by a panic".to_owned()))).ok();
     }
 }
 
@@ -229,6 +240,8 @@ fn find_topic(consumer: &BaseConsumer<Context>, brokers: &str, topic: &str) -> R
 }
 
 struct Poller {
+    /// First, so that they are dropped before the client they belong to.
+    queues: HashMap<PartitionId, Queue>,
     consumer: Arc<BaseConsumer<Context>>,
     topics: Arc<[Arc<str>]>,
     start: Start,
@@ -236,7 +249,6 @@ struct Poller {
     memory: Memory,
     run_ahead_bytes: u64,
     reports: UnboundedSender<Occurrence>,
-    queues: HashMap<PartitionId, Queue>,
     /// Partitions that were assigned and whose committed offsets could not be read yet, with the time of the next try.
     unresolved: Option<(TopicPartitionList, Instant)>,
     /// Partitions that the loop is draining.
@@ -253,7 +265,7 @@ struct Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: got from the client, which is alive: the poller drops its queues first.
+        // SAFETY: got from the client, which is alive: the poller's queues are dropped before it.
         unsafe {
             sys::rd_kafka_queue_cb_event_enable(self.queue, None, ptr::null_mut());
             sys::rd_kafka_queue_destroy(self.queue);
@@ -343,7 +355,13 @@ impl Poller {
         if partitions.count() == 0 {
             return self.take_on(&partitions, Vec::new());
         }
-        let committed = match self.consumer.committed_offsets(partitions.clone(), Duration::from_secs(5)) {
+        let answer = self.consumer.committed_offsets(partitions.clone(), Duration::from_secs(5));
+        // A single partition's error leaves it without an offset, which must not be taken for "never committed".
+        let refused = |committed: TopicPartitionList| {
+            let error = committed.elements().iter().find_map(|element| element.error().err());
+            error.map_or(Ok(committed), Err)
+        };
+        let committed = match answer.and_then(refused) {
             Ok(committed) => committed,
             Err(error) => {
                 tracing::warn!(errorMessage = %error, "committed offsets could not be read; asking again");
@@ -503,8 +521,16 @@ impl Poller {
     fn read_partition(&self, id: PartitionId) -> bool {
         let queue = &self.queues[&id];
         let client = self.consumer.client().native_ptr();
-        let mut taken =
-            Taken { id, topic: &self.topics[id.topic], client, records: Vec::new(), bytes: 0, others: Vec::new() };
+        let left = self.run_ahead_bytes.saturating_sub(self.memory.load(Ordering::Relaxed));
+        let mut taken = Taken {
+            left,
+            id,
+            topic: &self.topics[id.topic],
+            client,
+            records: Vec::new(),
+            bytes: 0,
+            others: Vec::new(),
+        };
         // SAFETY: the queue is alive, and `taken` outlives the call that its pointer is given to.
         unsafe {
             sys::rd_kafka_consume_callback_queue(queue.queue, 0, Some(take), ptr::from_mut(&mut taken).cast());
@@ -594,6 +620,8 @@ fn beginning(start: Start) -> Offset {
 
 /// What one turn of a partition brings.
 struct Taken<'a> {
+    /// Bytes that may still be taken.
+    left: u64,
     id: PartitionId,
     topic: &'a Arc<str>,
     client: *mut sys::rd_kafka_t,
@@ -613,7 +641,7 @@ unsafe extern "C" fn take(message: *mut sys::rd_kafka_message_t, taken: *mut std
             let record = message.record(taken.id, taken.topic);
             taken.bytes += record.bytes() as u64;
             taken.records.push(record);
-            if taken.records.len() >= PULL {
+            if taken.records.len() >= PULL || taken.bytes >= taken.left {
                 // SAFETY: the client is alive; this only ends the turn.
                 unsafe { sys::rd_kafka_yield(taken.client) };
             }
@@ -622,8 +650,7 @@ unsafe extern "C" fn take(message: *mut sys::rd_kafka_message_t, taken: *mut std
             taken.others.push(Report::ReachedEnd(taken.id, message.offset()));
         }
         sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET => taken.others.push(Report::OffsetLost {
-            topic: Arc::clone(taken.topic),
-            partition: taken.id.partition,
+            id: taken.id,
             next_offset: message.offset(),
             reason: message.text(),
         }),

@@ -20,7 +20,7 @@ use idem_core::{Clock, Delivery, DuplicateKind, EventKey, Guarded, Mode, Outcome
 use rand::Rng;
 use rdkafka::error::KafkaResult;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -107,6 +107,7 @@ pub(crate) async fn run(
         unsaid: false,
         revocation: None,
         outage: None,
+        outages_in_a_row: 0,
         ending: None,
         failure: None,
         joined: false,
@@ -169,6 +170,9 @@ struct Loop {
     unsaid: bool,
     revocation: Option<Revocation>,
     outage: Option<Outage>,
+    /// Outages since a delivery was last decided: a store that answers when looked at, and fails when used, must not be
+    /// asked ever faster.
+    outages_in_a_row: u32,
     ending: Option<Stage>,
     /// Why it ends, if not because it was asked to.
     failure: Option<Error>,
@@ -190,6 +194,8 @@ struct Item {
     place: Place,
     /// How often it was told that the job is in progress.
     times: u32,
+    /// Its dead letter, on its way.
+    letter: Option<AbortHandle>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -236,6 +242,7 @@ impl Loop {
             for occurrence in several.drain(..) {
                 self.take(occurrence);
             }
+            self.reap();
             self.wake_waiting();
             self.dispatch();
             self.advance_revocation();
@@ -295,9 +302,7 @@ impl Loop {
                 self.unsaid = true;
             }
             Report::Committed(result) => self.committed(result),
-            Report::OffsetLost { topic, partition, next_offset, reason } => {
-                self.offset_lost(&topic, partition, next_offset, &reason);
-            }
+            Report::OffsetLost { id, next_offset, reason } => self.offset_lost(id, next_offset, &reason),
             Report::Fatal(reason) => self.fatal(&reason),
         }
     }
@@ -367,6 +372,7 @@ impl Loop {
         }
         let gone: HashSet<_> = ids.iter().copied().collect();
         self.withdraw(|item| gone.contains(&item.record.id));
+        self.drop_letters(|item| gone.contains(&item.record.id));
         if let Some(revocation) = &mut self.revocation {
             revocation.ids.retain(|id| !gone.contains(id));
         }
@@ -389,6 +395,8 @@ impl Loop {
             }
         }
         self.idle_since = None;
+        // Where the first record of a partition stands is committed before it is decided: a restart must not begin later.
+        self.unsaid = true;
         self.set_gate(id);
         // Last: from here on the driver may read the partition again, if its gate says so.
         if let Some(gate) = self.gates.get(&id) {
@@ -407,14 +415,18 @@ impl Loop {
                 route.dispatch.push(&key, ticket);
                 let delivery = Some(delivery.with_tag(ticket));
                 let record = Arc::new(record);
-                self.items
-                    .insert(ticket, Item { record, epoch, key: Some(key), delivery, place: Place::Waiting, times: 0 });
+                self.items.insert(
+                    ticket,
+                    Item { record, epoch, key: Some(key), delivery, place: Place::Waiting, times: 0, letter: None },
+                );
             }
             Err(verdict) => {
                 self.stats.rejected();
                 let record = Arc::new(record);
-                self.items
-                    .insert(ticket, Item { record, epoch, key: None, delivery: None, place: Place::Waiting, times: 0 });
+                self.items.insert(
+                    ticket,
+                    Item { record, epoch, key: None, delivery: None, place: Place::Waiting, times: 0, letter: None },
+                );
                 self.set_aside(ticket, verdict);
             }
         }
@@ -448,7 +460,8 @@ impl Loop {
         }
     }
 
-    fn offset_lost(&mut self, topic: &str, partition: i32, next_offset: i64, reason: &str) {
+    fn offset_lost(&mut self, id: PartitionId, next_offset: i64, reason: &str) {
+        let (topic, partition) = (Arc::clone(&self.topics[id.topic]), id.partition);
         let goes_on = match self.config.on_offset_lost {
             OnOffsetLost::Stop => {
                 let text = format!(
@@ -461,7 +474,8 @@ impl Loop {
             OnOffsetLost::Earliest => "at the first record that is there",
             OnOffsetLost::Latest => "at the end",
         };
-        tracing::error!(topic, partition, next_offset, reason, "the next offset does not exist; going on {goes_on}");
+        self.assignment.lose_offset(id);
+        tracing::error!(%topic, partition, next_offset, reason, "the next offset does not exist; going on {goes_on}");
     }
 
     /// The client is dead and says nothing to the group: everything is lost. Another client takes its place.
@@ -560,10 +574,24 @@ impl Loop {
     }
 
     fn batch_ended(&mut self, route: usize, messages: usize, elapsed: Duration) {
-        while self.batches.try_join_next().is_some() {}
+        self.reap();
         if self.routes[route].guarded.spec().mode == Mode::Atomic {
             self.transactions = self.transactions.saturating_sub(1);
             self.routes[route].batch_size.measured(messages, elapsed);
+        }
+    }
+
+    /// A batch must always report its end. One that could not, because something panicked that is not a handler, leaves
+    /// records that nobody would ever decide: better to end, and begin anew.
+    fn reap(&mut self) {
+        while let Some(ended) = self.batches.try_join_next() {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                let text = "a batch ended by a panic outside its handlers";
+                self.failure.get_or_insert(Error::with_cause(ErrorKind::Failed, text, error));
+                self.begin_ending();
+            }
         }
     }
 
@@ -642,6 +670,7 @@ impl Loop {
 
     /// The record's outcome is durable.
     fn decide(&mut self, ticket: Ticket) {
+        self.outages_in_a_row = 0;
         if let Some(item) = self.items.get(&ticket) {
             self.assignment.decide(item.record.id, item.epoch, item.record.offset);
             self.unsaid = true;
@@ -718,16 +747,16 @@ impl Loop {
         let route = &self.routes[item.record.id.topic];
         let (topic, consumer) = (route.dead_letter_topic.clone(), route.guarded.spec().consumer);
         let (record, letters, sender) = (Arc::clone(&item.record), self.dead_letters.clone(), self.sender.clone());
-        self.letters.spawn(async move {
+        item.letter = Some(self.letters.spawn(async move {
             letters.send(&topic, consumer, &record, &verdict, wall_clock).await;
             sender.send(Occurrence::SetAside(ticket)).ok();
-        });
+        }));
     }
 
     fn set_aside_done(&mut self, ticket: Ticket) {
         while self.letters.try_join_next().is_some() {}
-        self.stats.dead_letters();
         if let Some(item) = self.items.get(&ticket) {
+            self.stats.dead_letters();
             self.assignment.end(item.record.id, item.epoch);
             self.decide(ticket);
         }
@@ -741,7 +770,8 @@ impl Loop {
         if self.outage.is_none() {
             self.stats.outages();
             tracing::error!(errorMessage = %describe(error), "the store does not answer; waiting for it");
-            self.outage = Some(Outage { since: self.now(), probes: 0 });
+            self.outage = Some(Outage { since: self.now(), probes: self.outages_in_a_row });
+            self.outages_in_a_row = self.outages_in_a_row.saturating_add(1);
             self.probe();
         }
     }
@@ -804,8 +834,7 @@ impl Loop {
         if matches!((stage, next), (Stage::Draining { .. }, Stage::Cut { .. })) {
             tracing::warn!(running = self.running(), "the deadline for ending has come; what still runs is cut off");
             self.hard_stop.cancel();
-            self.letters.abort_all();
-            self.drop_letters();
+            self.drop_letters(|_| true);
         }
         if next != stage {
             self.ending = Some(next);
@@ -818,16 +847,16 @@ impl Loop {
         }
     }
 
-    /// Dead letters that were not acknowledged: their records stay uncommitted.
-    fn drop_letters(&mut self) {
-        let gone: Vec<_> = self
-            .items
-            .iter()
-            .filter(|(_, item)| item.place == Place::SettingAside)
-            .map(|(ticket, _)| *ticket)
-            .collect();
+    /// Gives up dead letters that are not acknowledged: their records stay uncommitted, and are delivered again.
+    fn drop_letters(&mut self, matches: impl Fn(&Item) -> bool) {
+        let setting_aside = |item: &Item| item.place == Place::SettingAside && matches(item);
+        let gone: Vec<_> =
+            self.items.iter().filter(|(_, item)| setting_aside(item)).map(|(ticket, _)| *ticket).collect();
         for ticket in gone {
             if let Some(item) = self.items.get(&ticket) {
+                if let Some(letter) = &item.letter {
+                    letter.abort();
+                }
                 self.assignment.end(item.record.id, item.epoch);
             }
             self.finish(ticket);
@@ -836,10 +865,17 @@ impl Loop {
 
     /// Leaves the group.
     async fn close(mut self, cut: bool) -> Result<(), Error> {
-        self.batches.shutdown().await;
-        self.letters.shutdown().await;
+        // First, so that the partitions are free whatever a handler does.
         if let Some(driver) = self.driver.take() {
             driver.close().await;
+        }
+        // A handler that blocks its thread cannot be dropped; its process ends with it in the end.
+        let all_dropped = async {
+            self.batches.shutdown().await;
+            self.letters.shutdown().await;
+        };
+        if tokio::time::timeout(shutdown::AFTER_CUT, all_dropped).await.is_err() {
+            tracing::error!("a handler blocks its thread and cannot be dropped");
         }
         match self.failure {
             Some(failure) => Err(failure),

@@ -62,14 +62,15 @@ pub(super) fn listen(
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let task = tokio::spawn(async move {
-        let mut asked = false;
+        let (mut asked, mut signals) = (false, 0);
         loop {
             let number = tokio::select! {
                 _ = terminate.recv() => 15,
                 _ = interrupt.recv() => 2,
                 () = shutdown.cancelled(), if !asked => 0,
             };
-            if asked && number != 0 {
+            signals += i32::from(number != 0);
+            if signals > 1 {
                 std::process::exit(128 + number);
             }
             asked = true;

@@ -26,6 +26,8 @@ use crate::timestamp::Timestamp;
 /// `client_connection_check_interval` is there from version 14 on.
 pub(super) const SETTINGS: &str = "
 SELECT set_config('default_transaction_isolation', 'read committed', false),
+       -- What was answered must survive a crash of the server: an offset is committed on the strength of it.
+       CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END,
        set_config('lock_timeout', $1, false),
        set_config('idle_in_transaction_session_timeout', $2, false),
        set_config('tcp_keepalives_idle', '30', false),
