@@ -371,6 +371,12 @@ impl HandlerFailure {
         Self { kind: FailureKind::Transient, message: capped(message), violated: crate::store::unique_violation(error) }
     }
 
+    /// The handler's connection was lost each time it ran, while the store answered others.
+    pub(crate) fn from_cut_connection(error: &(dyn StdError + 'static)) -> Self {
+        let message = format!("the connection is lost whenever the handler runs: {}", with_causes(error));
+        Self { kind: FailureKind::Transient, message: capped(message), violated: None }
+    }
+
     /// A handler that was stopped at its `max_run`.
     pub fn timeout(max_run: Duration) -> Self {
         Self {

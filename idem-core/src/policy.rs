@@ -21,7 +21,8 @@ pub struct Policy {
     ///
     /// Default 30 s: renewals make a longer one needless, and a crash costs its jobs this much delay.
     pub lease: Duration,
-    /// How often a job may be tried before it is set aside (R2). Default 8: with the default back-off about a minute.
+    /// How often a job may be tried before it is set aside (R2). Default 12: with the default back-off two to four minutes,
+    /// so that a service which is restarted meanwhile costs no job its last try.
     pub attempts: u32,
     /// Waits between tries. Default from 250 ms up to 1 min.
     pub backoff: Backoff,
@@ -30,8 +31,8 @@ pub struct Policy {
     pub max_run: Duration,
 }
 
-/// Exponential back-off with full jitter: the wait after the n-th failed try is drawn from zero to `base × 2^(n-1)`,
-/// at most `cap`.
+/// Exponential back-off with jitter: the wait after the n-th failed try is between half and the whole of
+/// `base × 2^(n-1)`, at most `cap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The longest wait after the first failure.
@@ -57,7 +58,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(30),
-            attempts: 8,
+            attempts: 12,
             backoff: Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(60) },
             max_run: Duration::from_secs(300),
         }

@@ -33,12 +33,16 @@ struct Failed(#[from] sqlx::Error);
 )]
 async fn invoice(event: Order, tx: &mut PgConnection) -> Result<(), Failed> {
     sqlx::query("INSERT INTO invoices (order_id) VALUES ($1)").bind(&event.order_id).execute(&mut *tx).await?;
-    match event.act.as_str() {
-        // What many handlers do with an error they think they know.
-        "hide" => drop(sqlx::query("SELECT 1 / 0").execute(&mut *tx).await),
-        "sleep" => drop(sqlx::query("SELECT pg_sleep(30)").execute(&mut *tx).await?),
-        "late" => drop(sqlx::query("INSERT INTO lines (order_id) VALUES ('no such order')").execute(&mut *tx).await?),
-        _ => {}
+    let statement = match event.act.as_str() {
+        "hide" => "SELECT 1 / 0",
+        "cut" => "SELECT pg_terminate_backend(pg_backend_pid())",
+        "sleep" => "SELECT pg_sleep(30)",
+        "late" => "INSERT INTO lines (order_id) VALUES ('no such order')",
+        _ => return Ok(()),
+    };
+    // Like many handlers do with an error they think they know.
+    if let Err(error) = sqlx::query(statement).execute(tx).await {
+        eprintln!("hidden: {error}");
     }
     Ok(())
 }
@@ -120,6 +124,11 @@ async fn an_error_that_the_handler_hides_is_its_failure_alone() {
 #[tokio::test]
 async fn a_handler_that_hangs_inside_a_statement_is_stopped_and_counted() {
     takes_its_transaction_along("sleep", FailureKind::Timeout).await;
+}
+
+#[tokio::test]
+async fn a_handler_that_cuts_its_own_connection_is_no_outage() {
+    takes_its_transaction_along("cut", FailureKind::Transient).await;
 }
 
 #[tokio::test]

@@ -30,6 +30,9 @@ pub struct App {
     owner: Option<String>,
 }
 
+/// How long closing the store may take: nothing depends on it.
+const CLOSE_STORE: Duration = Duration::from_secs(1);
+
 enum StoreChoice {
     None,
     Url(String),
@@ -281,8 +284,8 @@ impl App {
             routes.push(Route { topic, guarded: bind(&guard)? });
         }
         let result = runtime::run(self.config, Arc::clone(&store), routes, self.shutdown, self.stats).await;
-        if opened {
-            store.close().await;
+        if opened && tokio::time::timeout(CLOSE_STORE, store.close()).await.is_err() {
+            tracing::debug!("the store's connections did not close in time");
         }
         result
     }

@@ -103,8 +103,8 @@ impl Config {
     pub fn clashes(&self) -> Vec<String> {
         let mut clashes = Vec::new();
         for (missing, name, variable) in [
-            (self.brokers.is_none(), "brokers", "IDEM__KAFKA__BROKERS"),
-            (self.group.is_none(), "group", "IDEM__KAFKA__GROUP"),
+            (is_unset(&self.brokers), "brokers", "IDEM__KAFKA__BROKERS"),
+            (is_unset(&self.group), "group", "IDEM__KAFKA__GROUP"),
         ] {
             if missing {
                 clashes.push(format!("`kafka.{name}` is not set: set {variable} or call `.{name}(…)`"));
@@ -189,7 +189,8 @@ impl Config {
         config.set("message.timeout.ms", "30000");
         // Whatever could be consumed can be set aside: the topic's own limit decides.
         config.set("message.max.bytes", "104857600");
-        config.set("linger.ms", "5");
+        // Each letter on its own: a topic's limit applies to what is sent together, and would refuse good ones.
+        config.set("batch.num.messages", "1");
         config.set("reconnect.backoff.max.ms", "1000");
         config
     }
@@ -207,6 +208,10 @@ impl Config {
 }
 
 const MAX_BATCH: usize = 1_000;
+
+fn is_unset(setting: &Option<String>) -> bool {
+    setting.as_ref().is_none_or(|text| text.trim().is_empty())
+}
 
 fn is_connection_setting(key: &str) -> bool {
     [
@@ -296,6 +301,12 @@ mod tests {
     fn all_clashes_come_at_once() {
         let config = Config { batch: 0, concurrency: 0, ..Config::default() };
         assert_eq!(config.clashes().len(), 4);
+    }
+
+    #[test]
+    fn an_empty_setting_is_not_set() {
+        let config = Config { brokers: Some(String::new()), ..complete() };
+        assert!(config.clashes()[0].contains("IDEM__KAFKA__BROKERS"));
     }
 
     #[test]

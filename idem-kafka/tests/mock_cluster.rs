@@ -86,7 +86,7 @@ fn event(id: impl Into<String>) -> Event {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_job_runs_once_and_every_offset_is_committed() {
+async fn c4_k1_every_job_runs_once_and_every_offset_is_committed() {
     for consumer in ["lease", "atomic", "batch"] {
         let bed = Bed::new(consumer, 3);
         for number in 0..300 {
@@ -200,7 +200,7 @@ async fn c2_a_crash_before_the_commit_brings_duplicates_and_no_second_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_key_holds_up_no_other_and_its_offset_stays() {
+async fn r3_a_slow_key_holds_up_no_other_and_its_offset_stays() {
     let bed = Bed::new("lease", 1);
     bed.send(0, &event("gated-1")).await;
     for number in 0..50 {

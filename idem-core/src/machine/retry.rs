@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::policy::Backoff;
 
-/// The wait after failed try number `attempt` (from 1): `random` of 0 to 1, as a share of `base × 2^(attempt-1)`, at
-/// most `cap`.
+/// The wait after failed try number `attempt` (from 1): between half and the whole of `base × 2^(attempt-1)`, at most
+/// `cap`; `random` of 0 to 1 chooses.
 ///
-/// Full jitter: jobs that failed together do not come back together.
+/// The jitter keeps jobs that failed together from coming back together. It has a floor, so that the tries of a job span a
+/// time that can be relied on: with a wait drawn from zero, all of them may be used up within seconds of an outage.
 ///
 /// ```
 /// use std::time::Duration;
@@ -16,11 +17,12 @@ use crate::policy::Backoff;
 ///
 /// let policy = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(5) };
 /// assert_eq!(backoff(&policy, 1, 1.0), Duration::from_secs(1));
-/// assert_eq!(backoff(&policy, 3, 0.5), Duration::from_secs(2));
+/// assert_eq!(backoff(&policy, 3, 0.5), Duration::from_secs(3));
+/// assert_eq!(backoff(&policy, 3, 0.0), Duration::from_secs(2));
 /// assert_eq!(backoff(&policy, 60, 1.0), Duration::from_secs(5));
 /// ```
 pub fn backoff(policy: &Backoff, attempt: u32, random: f64) -> Duration {
     let doublings = attempt.saturating_sub(1).min(31);
     let longest = policy.base.saturating_mul(1 << doublings).min(policy.cap);
-    longest.mul_f64(random.clamp(0.0, 1.0))
+    longest.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
 }

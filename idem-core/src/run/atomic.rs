@@ -19,6 +19,8 @@ use crate::store::{Answer, Retry, StoreError, StoreErrorKind, Tx};
 const SEGMENT: usize = 16;
 /// How many batches after a failing one set savepoints at once.
 const SUSPICIOUS_BATCHES: u32 = 8;
+/// How often a message that runs alone may lose its connection, while the store answers, before that counts as its failure.
+const CUTS: u32 = 3;
 /// How often a transaction that lost a deadlock or wait is tried again before it is split or given back.
 const CONTENTION_TRIES: u32 = 4;
 
@@ -74,7 +76,7 @@ fn give_back(batch: Vec<Delivery>, outcomes: Vec<Outcome>, report: &dyn Report) 
 /// One outcome for each delivery, all durable; or none.
 async fn decide(inner: &Inner, batch: &mut [Delivery], stop: &CancellationToken) -> Result<Vec<Outcome>, Unfinished> {
     let mut with_savepoints = batch.len() > 1 && take_suspicion(inner);
-    let mut collisions = 0;
+    let (mut collisions, mut cuts) = (0, 0);
     loop {
         let attempt = transaction(inner, batch, with_savepoints, stop);
         let result = tokio::select! {
@@ -97,6 +99,20 @@ async fn decide(inner: &Inner, batch: &mut [Delivery], stop: &CancellationToken)
                 return Err(Unfinished::Without(0, HandlerFailure::from_refused_commit(&error)));
             }
             Err(Aborted::Refused(_)) => return Err(Unfinished::Split),
+            Err(Aborted::Severed(error)) => {
+                // Away, or is it the message that cuts its own connection? A store that answers at once is not away.
+                if inner.store().ping().await.is_err() {
+                    return Err(Unfinished::Undecided(Undecided::from_store(error)));
+                }
+                if !alone {
+                    return Err(Unfinished::Split);
+                }
+                cuts += 1;
+                if cuts == CUTS {
+                    return Err(Unfinished::Without(0, HandlerFailure::from_cut_connection(&error)));
+                }
+                jitter(Duration::from_millis(100)).await;
+            }
             Err(Aborted::Store(error))
                 if error.kind() == StoreErrorKind::Contention && collisions < CONTENTION_TRIES =>
             {
@@ -128,13 +144,20 @@ enum Aborted {
     /// The engine refuses to keep what the handlers did: one of them hid a statement's error, or a constraint that is
     /// checked at the end is violated. Theirs, not the store's.
     Refused(StoreError),
-    /// The store failed, or the outcome of its COMMIT is unknown. The next claim with the same tokens tells.
+    /// The connection was lost while handlers ran, or the outcome of COMMIT is unknown. The next claim with the same tokens
+    /// tells.
+    Severed(StoreError),
+    /// The store failed before any handler began.
     Store(StoreError),
 }
 
 /// What the engine says once handlers have run: if it is neither away nor busy, it speaks of what they did.
 fn after_handlers(error: StoreError) -> Aborted {
-    if error.kind() == StoreErrorKind::Broken { Aborted::Refused(error) } else { Aborted::Store(error) }
+    match error.kind() {
+        StoreErrorKind::Broken => Aborted::Refused(error),
+        StoreErrorKind::Unavailable => Aborted::Severed(error),
+        _ => Aborted::Store(error),
+    }
 }
 
 impl From<StoreError> for Aborted {
@@ -173,8 +196,8 @@ async fn transaction(
     match handled {
         Ok(()) => {}
         Err(Aborted::Handler(failure)) => {
-            // If even this fails, the connection is gone and the failure was the store's, not the message's.
-            tx.rollback().await?;
+            // If even this fails, the connection is gone, and the failure may have been the store's, not the message's.
+            tx.rollback().await.map_err(after_handlers)?;
             return Err(Aborted::Handler(failure));
         }
         Err(aborted) => return Err(aborted),
@@ -236,15 +259,15 @@ impl Work<'_> {
     /// that fails alone has failed: what it did is undone, and its neighbours' effects stay.
     fn run_segment<'a>(&'a mut self, segment: &'a [Claimed]) -> BoxFuture<'a, Result<(), Aborted>> {
         async move {
-            self.tx.store().savepoint().await?;
+            self.tx.store().savepoint().await.map_err(after_handlers)?;
             match self.run_all(segment).await {
                 Ok(()) => return self.tx.store().release_savepoint().await.map_err(after_handlers),
-                Err(aborted @ (Aborted::Store(_) | Aborted::Refused(_) | Aborted::Hanging { .. })) => {
-                    return Err(aborted);
-                }
+                Err(
+                    aborted @ (Aborted::Store(_) | Aborted::Severed(_) | Aborted::Refused(_) | Aborted::Hanging { .. }),
+                ) => return Err(aborted),
                 Err(Aborted::Handler(failure)) => {
-                    // If even this fails, the connection is gone and the failure was the store's, not the message's.
-                    self.tx.store().rollback_to_savepoint().await?;
+                    // If even this fails, the connection is gone, and the failure may have been the store's.
+                    self.tx.store().rollback_to_savepoint().await.map_err(after_handlers)?;
                     if let [alone] = segment {
                         self.failures.push((alone.index, failure));
                         return Ok(());
