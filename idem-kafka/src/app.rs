@@ -1,5 +1,6 @@
 //! The consumer application: what a `main` builds and runs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use idem_core::store::{self, Store};
 use idem_core::{Guard, Guarded, Handler, Policy, SetupError, States};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, OnOffsetLost, Start};
+use crate::config::{Config, OnOffsetLost, Start, parse_librdkafka};
 use crate::error::{Error, ErrorKind};
-use crate::runtime;
-use crate::settings::Settings;
+use crate::runtime::{self, Route};
+use crate::settings::{KafkaSettings, PassThrough, Settings};
 use crate::stats::{Stats, Summary};
 
 /// A consumer of Kafka topics whose handlers take effect once.
@@ -47,12 +48,6 @@ struct Binding {
 /// Puts a handler, whose type is forgotten, behind a guard.
 type Bind = Box<dyn FnOnce(&Guard) -> Result<Guarded, SetupError> + Send>;
 
-/// A topic and the guarded handler that takes it.
-pub(crate) struct Route {
-    pub topic: String,
-    pub guarded: Guarded,
-}
-
 impl App {
     /// An application without any setting.
     pub fn builder() -> Self {
@@ -83,7 +78,45 @@ impl App {
     /// # Errors
     /// [`ErrorKind::Configuration`]: a value of the wrong form, named.
     pub fn from_settings(settings: Settings) -> Result<Self, Error> {
-        settings.apply(Self::builder())
+        let mut app = Self::builder();
+        let KafkaSettings {
+            brokers,
+            group,
+            start,
+            on_offset_lost,
+            batch,
+            transactions,
+            concurrency,
+            run_ahead,
+            run_ahead_bytes,
+            drain_timeout,
+            revoke_timeout,
+            commit_interval,
+            dead_letter_topic,
+            librdkafka,
+        } = settings.kafka;
+        let url = settings.store.url()?;
+        app = set(app, brokers, App::brokers);
+        app = set(app, group, App::group);
+        app = set(app, start, App::start);
+        app = set(app, on_offset_lost, App::on_offset_lost);
+        app = set(app, batch, App::batch);
+        app = set(app, transactions, App::transactions);
+        app = set(app, concurrency, App::concurrency);
+        app = set(app, run_ahead, App::run_ahead);
+        app = set(app, run_ahead_bytes, App::run_ahead_bytes);
+        app = set(app, drain_timeout.map(|span| span.0), App::drain_timeout);
+        app = set(app, revoke_timeout.map(|span| span.0), App::revoke_timeout);
+        app = set(app, commit_interval.map(|span| span.0), App::commit_interval);
+        app = set(app, dead_letter_topic, App::dead_letter_topic);
+        app = set(app, url, App::store_url);
+        app = set(app, settings.store.max_connections, App::store_connections);
+        let pass_through = match librdkafka {
+            None => BTreeMap::new(),
+            Some(PassThrough::Table(table)) => table,
+            Some(PassThrough::Text(text)) => parse_librdkafka(&text)?,
+        };
+        Ok(pass_through.into_iter().fold(app, |app, (key, value)| app.librdkafka(key, value)))
     }
 
     /// The brokers to begin with, as `host:port,host:port`.
@@ -288,6 +321,14 @@ impl App {
             tracing::debug!("the store's connections did not close in time");
         }
         result
+    }
+}
+
+/// Applies a setting, if there is one.
+fn set<T>(app: App, value: Option<T>, setter: impl FnOnce(App, T) -> App) -> App {
+    match value {
+        Some(value) => setter(app, value),
+        None => app,
     }
 }
 

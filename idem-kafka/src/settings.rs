@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::app::App;
-use crate::config::{OnOffsetLost, Start, parse_librdkafka};
+use crate::config::{OnOffsetLost, Start};
 use crate::error::{Error, ErrorKind};
 
 /// Everything that can be set from outside. Environment variables have a double underscore between section and name
@@ -30,33 +29,33 @@ pub struct Settings {
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct KafkaSettings {
-    /// See [`App::brokers`].
+    /// See [`App::brokers`](crate::App::brokers).
     pub brokers: Option<String>,
-    /// See [`App::group`].
+    /// See [`App::group`](crate::App::group).
     pub group: Option<String>,
-    /// See [`App::start`].
+    /// See [`App::start`](crate::App::start).
     pub start: Option<Start>,
-    /// See [`App::on_offset_lost`].
+    /// See [`App::on_offset_lost`](crate::App::on_offset_lost).
     pub on_offset_lost: Option<OnOffsetLost>,
-    /// See [`App::batch`].
+    /// See [`App::batch`](crate::App::batch).
     pub batch: Option<usize>,
-    /// See [`App::transactions`].
+    /// See [`App::transactions`](crate::App::transactions).
     pub transactions: Option<usize>,
-    /// See [`App::concurrency`].
+    /// See [`App::concurrency`](crate::App::concurrency).
     pub concurrency: Option<usize>,
-    /// See [`App::run_ahead`].
+    /// See [`App::run_ahead`](crate::App::run_ahead).
     pub run_ahead: Option<usize>,
-    /// See [`App::run_ahead_bytes`].
+    /// See [`App::run_ahead_bytes`](crate::App::run_ahead_bytes).
     pub run_ahead_bytes: Option<usize>,
-    /// See [`App::drain_timeout`].
+    /// See [`App::drain_timeout`](crate::App::drain_timeout).
     pub drain_timeout: Option<Span>,
-    /// See [`App::revoke_timeout`].
+    /// See [`App::revoke_timeout`](crate::App::revoke_timeout).
     pub revoke_timeout: Option<Span>,
-    /// See [`App::commit_interval`].
+    /// See [`App::commit_interval`](crate::App::commit_interval).
     pub commit_interval: Option<Span>,
-    /// See [`App::dead_letter_topic`].
+    /// See [`App::dead_letter_topic`](crate::App::dead_letter_topic).
     pub dead_letter_topic: Option<String>,
-    /// See [`App::librdkafka`]: `key=value;key=value`, or a table in the file.
+    /// See [`App::librdkafka`](crate::App::librdkafka): `key=value;key=value`, or a table in the file.
     pub librdkafka: Option<PassThrough>,
 }
 
@@ -65,11 +64,11 @@ pub struct KafkaSettings {
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct StoreSettings {
-    /// See [`App::store_url`].
+    /// See [`App::store_url`](crate::App::store_url).
     pub url: Option<String>,
     /// A file that holds the URL.
     pub url_file: Option<std::path::PathBuf>,
-    /// See [`App::store_connections`].
+    /// See [`App::store_connections`](crate::App::store_connections).
     pub max_connections: Option<u32>,
 }
 
@@ -150,54 +149,6 @@ impl Settings {
             .source(Some(variables));
         let settings = sources.add_source(environment).build().and_then(config::Config::try_deserialize);
         settings.map_err(|error| Error::new(ErrorKind::Configuration, format!("the configuration is wrong: {error}")))
-    }
-
-    pub(crate) fn apply(self, mut app: App) -> Result<App, Error> {
-        let KafkaSettings {
-            brokers,
-            group,
-            start,
-            on_offset_lost,
-            batch,
-            transactions,
-            concurrency,
-            run_ahead,
-            run_ahead_bytes,
-            drain_timeout,
-            revoke_timeout,
-            commit_interval,
-            dead_letter_topic,
-            librdkafka,
-        } = self.kafka;
-        let url = self.store.url()?;
-        app = set(app, brokers, App::brokers);
-        app = set(app, group, App::group);
-        app = set(app, start, App::start);
-        app = set(app, on_offset_lost, App::on_offset_lost);
-        app = set(app, batch, App::batch);
-        app = set(app, transactions, App::transactions);
-        app = set(app, concurrency, App::concurrency);
-        app = set(app, run_ahead, App::run_ahead);
-        app = set(app, run_ahead_bytes, App::run_ahead_bytes);
-        app = set(app, drain_timeout.map(|span| span.0), App::drain_timeout);
-        app = set(app, revoke_timeout.map(|span| span.0), App::revoke_timeout);
-        app = set(app, commit_interval.map(|span| span.0), App::commit_interval);
-        app = set(app, dead_letter_topic, App::dead_letter_topic);
-        app = set(app, url, App::store_url);
-        app = set(app, self.store.max_connections, App::store_connections);
-        let pass_through = match librdkafka {
-            None => BTreeMap::new(),
-            Some(PassThrough::Table(table)) => table,
-            Some(PassThrough::Text(text)) => parse_librdkafka(&text)?,
-        };
-        Ok(pass_through.into_iter().fold(app, |app, (key, value)| app.librdkafka(key, value)))
-    }
-}
-
-fn set<T>(app: App, value: Option<T>, setter: impl FnOnce(App, T) -> App) -> App {
-    match value {
-        Some(value) => setter(app, value),
-        None => app,
     }
 }
 
