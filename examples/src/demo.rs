@@ -231,6 +231,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if self.temporary {
+            // What cannot be removed stays in the temporary folder, which is where such things may stay.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }

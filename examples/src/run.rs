@@ -86,6 +86,7 @@ pub fn when_stdin_ends() -> CancellationToken {
     let ended = token.clone();
     // A thread of its own, which nothing waits for: a read of standard input cannot be given up.
     std::thread::spawn(move || {
+        // However it ends: whoever held the other side is gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         ended.cancel();
     });

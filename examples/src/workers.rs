@@ -88,6 +88,7 @@ impl Here {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.task.abort();
+        // Cancelled, which is what was asked for; or over already.
         let _ = self.task.await;
         Ok(self.stats.snapshot())
     }
@@ -234,6 +235,7 @@ impl Process {
 
     /// The counters that it reported last, now that it is gone.
     async fn last_words(&mut self) -> Summary {
+        // A reader that failed has counted what it could read.
         let _ = (&mut self.reader).await;
         self.counted()
     }

@@ -205,8 +205,9 @@ async fn transaction(
     CrashPoint::Handled.pass();
 
     let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
-    if !verdicts.rows(batch).is_empty() {
-        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await.map_err(after_handlers)?;
+    let failed_rows = verdicts.rows(batch);
+    if !failed_rows.is_empty() {
+        tx.store().overwrite(&inner.terms, &failed_rows).await.map_err(after_handlers)?;
     }
     CrashPoint::BeforeCommit.pass();
     tx.commit().await.map_err(after_handlers)?;
@@ -411,8 +412,9 @@ async fn write_failure(
     };
     let failures = claimed.iter().map(|claimed| (claimed.index, failure.clone())).collect();
     let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
-    if !verdicts.rows(batch).is_empty() {
-        tx.store().overwrite(&inner.terms, &verdicts.rows(batch)).await?;
+    let failed_rows = verdicts.rows(batch);
+    if !failed_rows.is_empty() {
+        tx.store().overwrite(&inner.terms, &failed_rows).await?;
     }
     tx.commit().await?;
     CrashPoint::Recorded.pass();

@@ -1,6 +1,6 @@
 //! Stores of their own for each test: a schema in the PostgreSQL that the environment names, a file in a new folder, or memory.
 
-#![allow(dead_code)] // each test binary uses some of it
+#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
