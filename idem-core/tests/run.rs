@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use idem_core::machine::{State as Row, Token};
+use idem_core::machine::{OperatorAction, State as Row, Token};
 use idem_core::store::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Statement, Store,
-    StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect, sql,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Operated, Purge, Renewal,
+    Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect, sql,
 };
 use idem_core::{
     Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job, Outcome, State,
@@ -359,7 +359,7 @@ async fn c5_l3_l4_a_takeover_fences_the_former_holder() {
         }
     };
     assert!(matches!(outcome, Outcome::Completed { takeover: true, attempt: 2, .. }), "{outcome:?}");
-    let late = Completion { request, attempt: 1, fence: 1 };
+    let late = Completion { request, attempt: 1, fence: 1, returned: Returned::default() };
     assert_eq!(store.complete(&terms, &[late]).await.unwrap(), [Fenced::LeaseLost]);
 }
 
@@ -462,7 +462,7 @@ impl Store for Line {
         &'a self,
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
-    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
         self.carry(self.store.renew(terms, held)).boxed()
     }
     fn complete<'a>(
@@ -501,6 +501,35 @@ impl Store for Line {
     ) -> BoxFuture<'a, Result<Vec<Row>, StoreError>> {
         self.store.read(consumer, keys)
     }
+    fn result<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        key: &'a EventKey,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.store.result(consumer, key)
+    }
+    fn count_duplicates<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        counts: &'a [(EventKey, u64)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.count_duplicates(consumer, counts)).boxed()
+    }
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<Operated, StoreError>> {
+        self.store.operate(terms, key, action, reason)
+    }
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
+        self.store.purge(purge)
+    }
+    fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.check_schema()
+    }
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.ping()
     }
@@ -533,6 +562,13 @@ impl StoreTx for CutTx {
         rows: &'a [(EventKey, Row, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.inner.overwrite(terms, rows)
+    }
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.inner.keep_results(consumer, results)
     }
     fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.savepoint()

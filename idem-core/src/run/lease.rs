@@ -15,7 +15,9 @@ use super::{CrashPoint, Delivery, Inner, Outcome, Report, Undecided, caught};
 use crate::handler::{HandlerFailure, Job};
 use crate::key::EventKey;
 use crate::machine::{Decision, Run, RunDeadline, RunKind, Token};
-use crate::store::{Completion, FailedTry, FailureWritten, Fenced, Retry, StoreError, StoreErrorKind};
+use crate::store::{
+    Completion, FailedTry, FailureWritten, Fenced, Renewal, Retry, Returned, StoreError, StoreErrorKind,
+};
 
 /// The wait before a write that the store did not answer is asked again: from here, doubling, to [`WRITE_RETRY_CAP`].
 const WRITE_RETRY: Duration = Duration::from_millis(50);
@@ -123,7 +125,7 @@ struct Written {
 struct Renewed {
     sent: Instant,
     indices: Vec<usize>,
-    answer: Result<Vec<Fenced>, StoreError>,
+    answer: Result<Vec<Renewal>, StoreError>,
 }
 
 struct Held {
@@ -267,8 +269,8 @@ impl<'a> Shift<'a> {
         match answer {
             Ok(answers) => {
                 self.deadline.renewed(sent.duration_since(self.origin));
-                for (index, fenced) in indices.into_iter().zip(answers) {
-                    if fenced == Fenced::LeaseLost && self.jobs[index].running {
+                for (index, renewal) in indices.into_iter().zip(answers) {
+                    if renewal == Renewal::LeaseLost && self.jobs[index].running {
                         self.stop_one(index, Stopped::LeaseLost);
                     }
                 }
@@ -347,7 +349,12 @@ impl<'a> Shift<'a> {
                 }
                 result => {
                     let request = delivery.request.clone();
-                    completions.push(Completion { request, attempt: run.attempt, fence: run.fence });
+                    completions.push(Completion {
+                        request,
+                        attempt: run.attempt,
+                        fence: run.fence,
+                        returned: Returned::default(),
+                    });
                     done.push((index, result));
                 }
             }

@@ -11,29 +11,35 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Retry, Store, StoreError,
-    StoreErrorKind, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Purge, Refusal, Renewal, Retry,
+    Returned, Store, StoreError, StoreErrorKind, Terms, Tx,
 };
 use crate::machine::{
-    Decision, Delivered, Failure, Input, Record, Run, RunKind, State, Token, Transition, TryFailed, step,
+    Decision, Delivered, Failure, Input, OperatorAction, Record, Run, RunKind, State, Token, Transition, TryFailed,
+    step,
 };
 use crate::timestamp::Timestamp;
 use crate::{ConsumerName, EventKey, Fingerprint};
 
 mod histories;
+mod upkeep;
 
 pub use histories::random_histories;
+pub use upkeep::*;
 
 /// A store whose tables are empty and migrated, and what the checks need besides.
 pub trait Subject: Send + Sync + 'static {
     /// The store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Lets time pass: sets the clock forward, or all instants of all rows back.
+    /// Lets time pass: sets the clock forward, or all instants of all rows back, those for people included.
     fn pass(&self, time: Duration) -> BoxFuture<'_, ()>;
 
     /// Removes a row.
     fn forget<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, ()>;
+
+    /// The count of duplicates on a row.
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64>;
 }
 
 /// Makes one test for each check of the [contract](crate::store::contract). The argument is an async function without
@@ -78,6 +84,16 @@ macro_rules! store_contract {
             failures_are_written_over_claims_of_the_transaction
             a_store_that_was_migrated_twice_is_as_before
             a_store_answers_pings
+            what_a_handler_returned_is_kept
+            what_handlers_returned_in_a_transaction_is_kept
+            duplicates_are_counted_on_their_rows
+            an_operator_changes_what_nobody_holds
+            an_operator_is_refused_while_a_lease_is_alive
+            a_worker_cannot_write_over_an_operator
+            a_purge_removes_only_what_ended_long_ago
+            a_purge_goes_in_batches
+            a_purge_is_of_one_consumer_if_asked
+            a_purge_beside_claims_harms_none
         }
         #[test]
         fn random_histories_agree_with_the_machine() {
@@ -192,7 +208,7 @@ pub async fn an_expired_job_is_taken_over_and_its_former_holder_is_fenced_off(su
     let held = job.read().await;
     assert_eq!(held, answer.state);
     assert_eq!(job.complete(&former).await, Fenced::LeaseLost);
-    assert_eq!(job.renew(former.token).await, Fenced::LeaseLost);
+    assert_eq!(job.renew(former.token).await, Renewal::LeaseLost);
     assert_eq!(job.release(former.token).await, Fenced::LeaseLost);
     let failed = job.fail(former.token, Retry::Never).await;
     assert_eq!((failed.fenced, failed.state), (Fenced::LeaseLost, held));
@@ -257,7 +273,7 @@ pub async fn attempts_run_out_by_crashing(subject: &impl Subject) {
         Fenced::Applied,
         "it was the last holder"
     );
-    assert_eq!(job.renew(token(MAX_ATTEMPTS.into())).await, Fenced::LeaseLost);
+    assert_eq!(job.renew(token(MAX_ATTEMPTS.into())).await, Renewal::LeaseLost);
 }
 
 /// A job given back before its handler began has not used a try.
@@ -269,7 +285,7 @@ pub async fn a_released_job_gets_its_attempt_back(subject: &impl Subject) {
         assert_eq!(u128::try_from(run.fence), Ok(round), "the fence grows all the same");
         assert_eq!(job.release(token(round)).await, Fenced::Applied);
         assert!(matches!(job.read().await, State::Received(Record { attempts: 0, .. })));
-        assert_eq!(job.renew(token(round)).await, Fenced::LeaseLost);
+        assert_eq!(job.renew(token(round)).await, Renewal::LeaseLost);
     }
 }
 
@@ -311,7 +327,7 @@ pub async fn renewals_extend_only_what_is_held(subject: &impl Subject) {
     }
     subject.pass(LEASE / 2).await;
     let renewed = store.renew(&job.terms, &[(held.clone(), token(1))]).await.expect("the store works");
-    assert_eq!(renewed, [Fenced::Applied]);
+    assert_eq!(renewed, [Renewal::Renewed]);
     subject.pass(LEASE * 3 / 4).await;
     let batch = [
         (lost.clone(), token(9)),
@@ -323,7 +339,7 @@ pub async fn renewals_extend_only_what_is_held(subject: &impl Subject) {
         (held.clone(), token(1)),
     ];
     let renewed = store.renew(&job.terms, &batch).await.expect("the store works");
-    let (applied, gone) = (Fenced::Applied, Fenced::LeaseLost);
+    let (applied, gone) = (Renewal::Renewed, Renewal::LeaseLost);
     assert_eq!(renewed, [gone, gone, applied, gone, gone, applied]);
     assert_eq!(store.read(&job.terms.consumer, &[absent]).await.expect("the store works"), [State::Absent]);
     subject.pass(LEASE / 2).await;
@@ -341,7 +357,7 @@ pub async fn nothing_is_written_over_a_completed_job(subject: &impl Subject) {
     for number in [1, 2] {
         let failed = job.fail(token(number), Retry::Never).await;
         assert_eq!((failed.fenced, failed.state), (Fenced::LeaseLost, completed));
-        assert_eq!(job.renew(token(number)).await, Fenced::LeaseLost);
+        assert_eq!(job.renew(token(number)).await, Renewal::LeaseLost);
         assert_eq!(job.release(token(number)).await, Fenced::LeaseLost);
     }
     assert_eq!(job.complete(&Run { token: token(2), ..run }).await, Fenced::LeaseLost);
@@ -525,7 +541,7 @@ pub async fn keys_are_compared_byte_by_byte(subject: &impl Subject) {
     }
     let held: Vec<_> = requests.iter().map(|request| (request.key.clone(), request.token)).collect();
     let renewed = store.renew(&job.terms, &held).await.expect("the store works");
-    assert!(renewed.iter().all(|fenced| *fenced == Fenced::Applied));
+    assert!(renewed.iter().all(|renewal| *renewal == Renewal::Renewed));
     let states = store.read(&job.terms.consumer, &keys).await.expect("the store works");
     for (request, state) in requests.iter().zip(states) {
         assert_eq!(state.token(), Some(request.token), "{:?}", request.key);
@@ -978,7 +994,7 @@ impl<'a> Job<'a> {
         self.store.complete(&self.terms, &[self.completion(run)]).await.expect("the store works")[0]
     }
 
-    async fn renew(&self, token: Token) -> Fenced {
+    async fn renew(&self, token: Token) -> Renewal {
         self.store.renew(&self.terms, &[(self.key.clone(), token)]).await.expect("the store works")[0]
     }
 
@@ -997,7 +1013,7 @@ impl<'a> Job<'a> {
 }
 
 fn completion(request: &ClaimRequest, run: &Run) -> Completion {
-    Completion { request: request.clone(), attempt: run.attempt, fence: run.fence }
+    Completion { request: request.clone(), attempt: run.attempt, fence: run.fence, returned: Returned::default() }
 }
 
 fn run_of(answer: &Answer) -> Run {

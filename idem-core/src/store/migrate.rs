@@ -40,7 +40,10 @@ pub(super) struct Applied {
 
 /// What an engine can do with its tables, inside a transaction that no two processes have at once.
 pub(super) trait Tables: Send {
-    /// What is recorded, by version; makes the table of records if it is missing.
+    /// What is recorded, by version; nothing if there is no table of records.
+    fn recorded(&mut self) -> impl Future<Output = Result<Option<Vec<Applied>>, StoreError>> + Send;
+
+    /// Waits for other processes that migrate, makes the table of records if it is missing, and reads it.
     fn applied(&mut self) -> impl Future<Output = Result<Vec<Applied>, StoreError>> + Send;
 
     /// Runs a migration and records it.
@@ -56,6 +59,26 @@ pub(super) async fn migrate(tables: &mut impl Tables, ours: &[Migration]) -> Res
     for migration in pending(ours, &applied)? {
         tables.apply(migration).await?;
     }
+    check_unique_pair(tables).await
+}
+
+/// Refuses tables that this program cannot rely on, and changes nothing.
+pub(super) async fn check(tables: &mut impl Tables, ours: &[Migration]) -> Result<(), StoreError> {
+    let Some(applied) = tables.recorded().await? else {
+        return Err(schema("the tables are not there; migrate them first, with a user who may make tables"));
+    };
+    match pending(ours, &applied)? {
+        [] => check_unique_pair(tables).await,
+        [first, ..] => Err(schema(format!(
+            "the tables are of version {}, but this program needs migration {}; migrate them first, with a user who may \
+             change tables",
+            first.version - 1,
+            ours.last().unwrap_or(first).name
+        ))),
+    }
+}
+
+async fn check_unique_pair(tables: &mut impl Tables) -> Result<(), StoreError> {
     if tables.has_unique_pair().await? {
         Ok(())
     } else {

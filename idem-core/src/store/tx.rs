@@ -5,9 +5,9 @@ use std::fmt;
 
 use futures_util::future::BoxFuture;
 
-use super::{Answer, ClaimRequest, Engine, StoreError, Terms};
+use super::{Answer, ClaimRequest, Engine, Returned, StoreError, Terms};
 use crate::handler::Transactional;
-use crate::key::EventKey;
+use crate::key::{ConsumerName, EventKey};
 use crate::machine::State;
 
 /// An open transaction that holds the claims, the handlers' effects and the completions of one batch (T1).
@@ -38,6 +38,13 @@ pub trait StoreTx: Send {
         &'a mut self,
         terms: &'a Terms,
         rows: &'a [(EventKey, State, String)],
+    ) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Keeps what the handlers of jobs returned that this transaction claimed.
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Sets a savepoint. They nest.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use idem_core::machine::{Decision, State, Token};
 use idem_core::store::contract::{self, Subject, claim_in, commit, rollback};
 use idem_core::store::{
-    ClaimRequest, FailedTry, Fenced, PgStore, Retry, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
+    ClaimRequest, FailedTry, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
     unique_violation,
 };
 use idem_core::{ConsumerName, EventKey};
@@ -302,7 +302,7 @@ async fn a_locked_row_does_not_hold_up_the_others_of_its_batch() {
         .expect("nobody else has it");
     let held: Vec<_> = all.iter().cloned().zip((1..).map(|number| Token(Uuid::from_u128(number)))).collect();
     let renewed = timeout(Duration::from_secs(5), store.renew(&terms, &held)).await.expect("it does not wait for long");
-    assert_eq!(renewed.expect("the store works"), [Fenced::Applied, Fenced::LeaseLost, Fenced::Applied]);
+    assert_eq!(renewed.expect("the store works"), [Renewal::Renewed, Renewal::Unconfirmed, Renewal::Renewed]);
 
     sqlx::query(
         "UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key <> 'b'",
@@ -339,7 +339,7 @@ async fn busy_handlers_do_not_hold_up_renewals() {
     let claimed = subject.store.claim(&terms, &[request("other", 2)]).await;
     assert_eq!(claimed.map(drop).map_err(|error| error.kind()), Err(StoreErrorKind::Unavailable), "all are in use");
     let renewed = subject.store.renew(&terms, &[(key("lease"), Token(Uuid::from_u128(1)))]).await;
-    assert_eq!(renewed.expect("renewals have their own"), [Fenced::Applied]);
+    assert_eq!(renewed.expect("renewals have their own"), [Renewal::Renewed]);
     subject.store.ping().await.expect("so has the health check");
     drop(tx);
 }
@@ -560,9 +560,12 @@ async fn no_statement_scans_a_young_table() {
             .zip(&answers)
             .take(50)
             .map(|(request, answer)| match answer.decision {
-                Decision::Run(run) => {
-                    idem_core::store::Completion { request: request.clone(), attempt: run.attempt, fence: run.fence }
-                }
+                Decision::Run(run) => idem_core::store::Completion {
+                    request: request.clone(),
+                    attempt: run.attempt,
+                    fence: run.fence,
+                    returned: Returned::default(),
+                },
                 other => panic!("{other:?}"),
             })
             .collect();

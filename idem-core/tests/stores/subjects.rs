@@ -44,6 +44,10 @@ impl Subject for MemorySubject {
     fn forget<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, ()> {
         self.store.remove(consumer, key).boxed()
     }
+
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64> {
+        self.store.duplicates(consumer, key).boxed()
+    }
 }
 
 // ---- PostgreSQL
@@ -135,7 +139,10 @@ impl Subject for PostgresSubject {
         async move {
             sqlx::query(
                 "UPDATE processed_jobs SET locked_until = locked_until - $1 * interval '1 microsecond',
-                                           next_attempt_at = next_attempt_at - $1 * interval '1 microsecond'",
+                                           next_attempt_at = next_attempt_at - $1 * interval '1 microsecond',
+                                           created_at = created_at - $1 * interval '1 microsecond',
+                                           updated_at = updated_at - $1 * interval '1 microsecond',
+                                           completed_at = completed_at - $1 * interval '1 microsecond'",
             )
             .bind(micros)
             .execute(self.store.pool())
@@ -153,6 +160,21 @@ impl Subject for PostgresSubject {
                 .execute(self.store.pool())
                 .await
                 .expect("the tables are there");
+        }
+        .boxed()
+    }
+
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64> {
+        async move {
+            let count: i64 = sqlx::query_scalar(
+                "SELECT duplicates FROM processed_jobs WHERE consumer_name = $1 AND idempotency_key = $2",
+            )
+            .bind(consumer.as_str())
+            .bind(key.as_str())
+            .fetch_one(self.store.pool())
+            .await
+            .expect("the row is there");
+            u64::try_from(count).expect("a count")
         }
         .boxed()
     }
@@ -210,7 +232,9 @@ impl Subject for SqliteSubject {
         let micros = i64::try_from(time.as_micros()).expect("tests let little time pass");
         async move {
             sqlx::query(
-                "UPDATE processed_jobs SET locked_until = locked_until - ?1, next_attempt_at = next_attempt_at - ?1",
+                "UPDATE processed_jobs
+                 SET locked_until = locked_until - ?1, next_attempt_at = next_attempt_at - ?1, created_at = created_at - ?1,
+                     updated_at = updated_at - ?1, completed_at = completed_at - ?1",
             )
             .bind(micros)
             .execute(self.store.pool())
@@ -228,6 +252,21 @@ impl Subject for SqliteSubject {
                 .execute(self.store.pool())
                 .await
                 .expect("the tables are there");
+        }
+        .boxed()
+    }
+
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64> {
+        async move {
+            let count: i64 = sqlx::query_scalar(
+                "SELECT duplicates FROM processed_jobs WHERE consumer_name = ?1 AND idempotency_key = ?2",
+            )
+            .bind(consumer.as_str())
+            .bind(key.as_str())
+            .fetch_one(self.store.pool())
+            .await
+            .expect("the row is there");
+            u64::try_from(count).expect("a count")
         }
         .boxed()
     }

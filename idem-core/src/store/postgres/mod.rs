@@ -14,14 +14,14 @@ use tokio::time::{Instant, timeout};
 
 use self::queries::PgRows;
 use super::lent::{Lent, Savepoints, within};
-use super::rows::{self, ClaimAs};
+use super::rows::{self, ClaimAs, Rows as _};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError,
-    StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Operated, Purge, Renewal, Returned,
+    Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey};
-use crate::machine::{State, Token};
+use crate::machine::{OperatorAction, State, Token};
 
 /// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up (L2).
 const CONTROL_CONNECTIONS: u32 = 2;
@@ -201,6 +201,18 @@ impl PgStore {
         Ok(tx)
     }
 
+    /// Does what needs no transaction, each statement being its own, on a connection of `pool`.
+    async fn on<T>(
+        &self,
+        pool: &PgPool,
+        what: &'static str,
+        call: impl AsyncFnOnce(PgRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut lent = self.lend(pool).await?;
+        let result = within(self.options.call_timeout, what, call(PgRows(&mut lent.connection))).await;
+        self.back(lent, result)
+    }
+
     /// Hands the result of statements without a transaction on. After a refusal the connection is as good as before; one
     /// that did not answer, or a server that cannot write now, is left.
     fn back<T>(&self, lent: Lent<Postgres>, result: Result<T, StoreError>) -> Result<T, StoreError> {
@@ -240,13 +252,9 @@ impl Store for PgStore {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let claim =
-                async { rows::claim(&mut PgRows(&mut lent.connection), terms, requests, ClaimAs::Processing).await };
-            let result = within(self.options.call_timeout, "claim jobs", claim).await;
-            self.back(lent, result)
-        }
+        self.on(&self.work, "claim jobs", async move |mut rows| {
+            rows::claim(&mut rows, terms, requests, ClaimAs::Processing).await
+        })
         .boxed()
     }
 
@@ -254,14 +262,8 @@ impl Store for PgStore {
         &'a self,
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
-    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.control).await?;
-            let renew = async { rows::renew(&mut PgRows(&mut lent.connection), terms, held).await };
-            let result = within(self.options.call_timeout, "renew leases", renew).await;
-            self.back(lent, result)
-        }
-        .boxed()
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        self.on(&self.control, "renew leases", async move |mut rows| rows::renew(&mut rows, terms, held).await).boxed()
     }
 
     fn complete<'a>(
@@ -269,13 +271,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         done: &'a [Completion],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let complete = async { rows::complete(&mut PgRows(&mut lent.connection), terms, done).await };
-            let result = within(self.options.call_timeout, "complete jobs", complete).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(&self.work, "complete jobs", async move |mut rows| rows::complete(&mut rows, terms, done).await).boxed()
     }
 
     fn fail<'a>(
@@ -283,13 +279,8 @@ impl Store for PgStore {
         terms: &'a Terms,
         failed: &'a [FailedTry],
     ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let fail = async { rows::fail(&mut PgRows(&mut lent.connection), terms, failed).await };
-            let result = within(self.options.call_timeout, "mark jobs as failed", fail).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(&self.work, "mark jobs as failed", async move |mut rows| rows::fail(&mut rows, terms, failed).await)
+            .boxed()
     }
 
     fn release<'a>(
@@ -297,13 +288,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let release = async { rows::release(&mut PgRows(&mut lent.connection), terms, held).await };
-            let result = within(self.options.call_timeout, "release jobs", release).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(&self.work, "release jobs", async move |mut rows| rows::release(&mut rows, terms, held).await).boxed()
     }
 
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
@@ -315,13 +300,44 @@ impl Store for PgStore {
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let read = async { rows::read(&mut PgRows(&mut lent.connection), consumer, keys).await };
-            let result = within(self.options.call_timeout, "read jobs", read).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(&self.work, "read jobs", async move |mut rows| rows::read(&mut rows, consumer, keys).await).boxed()
+    }
+
+    fn result<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        key: &'a EventKey,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.on(&self.work, "read what a job returned", async move |mut rows| rows.result(consumer, key).await).boxed()
+    }
+
+    fn count_duplicates<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        counts: &'a [(EventKey, u64)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let count = async move |mut rows: PgRows<'_>| rows::count_duplicates(&mut rows, consumer, counts).await;
+        self.on(&self.control, "count duplicates", count).boxed()
+    }
+
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<Operated, StoreError>> {
+        let operate = async move |mut rows: PgRows<'_>| rows::operate(&mut rows, terms, key, action, reason).await;
+        self.on(&self.work, "change a job for an operator", operate).boxed()
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
+        self.on(&self.control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
+    }
+
+    fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let check = async move |mut rows: PgRows<'_>| migrate::check(&mut rows, migrate::POSTGRES).await;
+        self.on(&self.work, "check the tables", check).boxed()
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -409,6 +425,19 @@ impl StoreTx for PgTx {
                 Ok(())
             };
             let result = within(self.call_timeout, "mark jobs as failed", overwrite).await;
+            self.breakdown.noted(result)
+        }
+        .boxed()
+    }
+
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            let keep = async { PgRows(&mut self.lent.connection).keep_results(consumer, results).await };
+            let result = within(self.call_timeout, "keep what jobs returned", keep).await;
             self.breakdown.noted(result)
         }
         .boxed()

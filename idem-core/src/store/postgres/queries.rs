@@ -17,7 +17,7 @@ use crate::machine::{State, Token};
 use crate::store::migrate::{self, Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
-use crate::store::{ClaimRequest, Completion, StoreError, Terms};
+use crate::store::{ClaimRequest, Completion, Purge, Returned, StoreError, Terms};
 use crate::timestamp::Timestamp;
 
 /// Sent once on each new connection. Settings of the server, the database or the user must not change what the guard's
@@ -109,13 +109,15 @@ WHERE j.consumer_name = free.consumer_name AND j.idempotency_key = free.idempote
 /// table's size. A row that is gone is inserted.
 const COMPLETE: &str = "
 INSERT INTO processed_jobs AS j (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
-                                 message_id, created_at, updated_at, completed_at)
-SELECT $1, k.key, 'COMPLETED', k.token, k.fence, k.attempt, k.payload, $2, k.message_id, k.now, k.now, k.now
+                                 message_id, result, result_hash, created_at, updated_at, completed_at)
+SELECT $1, k.key, 'COMPLETED', k.token, k.fence, k.attempt, k.payload, $2, k.message_id, k.result, k.result_hash,
+       k.now, k.now, k.now
 FROM (SELECT t.*, clock_timestamp() AS now
-      FROM unnest($3::text[], $4::uuid[], $5::bigint[], $6::integer[], $7::text[], $8::text[])
-           AS t (key, token, fence, attempt, payload, message_id)) AS k
+      FROM unnest($3::text[], $4::uuid[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::bytea[], $10::text[])
+           AS t (key, token, fence, attempt, payload, message_id, result, result_hash)) AS k
 ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
-SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+SET status = 'COMPLETED', locked_until = NULL, result = excluded.result, result_hash = excluded.result_hash,
+    updated_at = excluded.updated_at, completed_at = excluded.completed_at
 WHERE j.status = 'PROCESSING' AND j.token = excluded.token
 RETURNING j.idempotency_key";
 
@@ -136,6 +138,49 @@ SET locked_until = clock_timestamp() + $4 * interval '1 microsecond', updated_at
 FROM held
 WHERE j.consumer_name = $1 AND j.idempotency_key = held.idempotency_key
 RETURNING j.idempotency_key";
+
+const RESULT: &str = "
+SELECT result FROM processed_jobs WHERE consumer_name = $1 AND idempotency_key = $2 AND status = 'COMPLETED'";
+
+/// The rows are this transaction's own. As [`COMPLETE`], so that a young table is not scanned.
+const KEEP_RESULTS: &str = "
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, created_at, updated_at, result,
+                            result_hash)
+SELECT $1, k.key, 'COMPLETED', 1, 1, clock_timestamp(), clock_timestamp(), k.result, k.result_hash
+FROM unnest($2::text[], $3::bytea[], $4::text[]) AS k (key, result, result_hash)
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE SET result = excluded.result, result_hash = excluded.result_hash";
+
+/// Locks in the order of the keys, and leaves out rows that somebody else writes: a count may not hold anybody up.
+const COUNT_DUPLICATES: &str = "
+WITH counted AS MATERIALIZED (
+    SELECT j.idempotency_key, k.times
+    FROM unnest($2::text[], $3::bigint[]) AS k (key, times)
+    JOIN processed_jobs AS j ON j.consumer_name = $1 AND j.idempotency_key = k.key
+    ORDER BY j.idempotency_key
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE processed_jobs AS j
+SET duplicates = j.duplicates + counted.times, last_duplicate_at = clock_timestamp()
+FROM counted
+WHERE j.consumer_name = $1 AND j.idempotency_key = counted.idempotency_key";
+
+/// By the key and not by the place of the row, which in a partitioned table is not unique. The row is locked and looked at
+/// once more before it goes. A row ended after it was made, so the index on `created_at` finds the old ones.
+const PURGE: &str = "
+WITH ended AS MATERIALIZED (
+    SELECT consumer_name, idempotency_key
+    FROM processed_jobs
+    WHERE created_at <= clock_timestamp() - $1 * interval '1 microsecond'
+      AND (status = 'COMPLETED' AND completed_at <= clock_timestamp() - $1 * interval '1 microsecond'
+           OR status = 'FAILED' AND failure_kind IN ('terminal', 'exhausted')
+              AND updated_at <= clock_timestamp() - $1 * interval '1 microsecond')
+      AND ($2::text IS NULL OR consumer_name = $2)
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM processed_jobs AS j
+USING ended
+WHERE j.consumer_name = ended.consumer_name AND j.idempotency_key = ended.idempotency_key";
 
 const OVERWRITE: &str = "
 UPDATE processed_jobs
@@ -261,7 +306,9 @@ impl Rows for PgRows<'_> {
             .bind(column(done, |done| done.fence))
             .bind(column(done, |done| row_text::attempts(done.attempt)))
             .bind(column(done, |done| done.request.payload.map(|payload| payload.to_string())))
-            .bind(column(done, |done| row_text::message_id(&done.request)));
+            .bind(column(done, |done| row_text::message_id(&done.request)))
+            .bind(column(done, |done| done.returned.value.as_deref()))
+            .bind(column(done, |done| done.returned.hash.as_deref()));
         let rows = fetch(self.0, statement, "complete jobs").await?;
         collect(rows.iter().map(key_of), "read completed jobs")
     }
@@ -275,9 +322,52 @@ impl Rows for PgRows<'_> {
         let rows = fetch(self.0, statement, "renew leases").await?;
         collect(rows.iter().map(key_of), "read renewed jobs")
     }
+
+    async fn result(&mut self, consumer: &ConsumerName, key: &EventKey) -> Result<Option<Vec<u8>>, StoreError> {
+        let statement = sqlx::query_scalar(RESULT).bind(consumer.as_str()).bind(key.as_str());
+        let result: Result<Option<Option<Vec<u8>>>, _> = statement.fetch_optional(&mut *self.0).await;
+        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx("read what a job returned", error))
+    }
+
+    async fn count_duplicates(
+        &mut self,
+        consumer: &ConsumerName,
+        counts: &[(&EventKey, u64)],
+    ) -> Result<(), StoreError> {
+        let statement = sqlx::query(COUNT_DUPLICATES)
+            .bind(consumer.as_str())
+            .bind(column(counts, |(key, _)| key.as_str()))
+            .bind(column(counts, |(_, times)| i64::try_from(*times).unwrap_or(i64::MAX)));
+        execute(self.0, statement, "count duplicates").await?;
+        Ok(())
+    }
 }
 
 impl PgRows<'_> {
+    /// Keeps what handlers returned, on rows of this transaction.
+    pub(super) async fn keep_results(
+        &mut self,
+        consumer: &ConsumerName,
+        results: &[(EventKey, Returned)],
+    ) -> Result<(), StoreError> {
+        let statement = sqlx::query(KEEP_RESULTS)
+            .bind(consumer.as_str())
+            .bind(column(results, |(key, _)| key.as_str()))
+            .bind(column(results, |(_, returned)| returned.value.as_deref()))
+            .bind(column(results, |(_, returned)| returned.hash.as_deref()));
+        execute(self.0, statement, "keep what jobs returned").await?;
+        Ok(())
+    }
+
+    /// Removes rows that ended long ago.
+    pub(super) async fn purge(&mut self, purge: &Purge) -> Result<u64, StoreError> {
+        let statement = sqlx::query(PURGE)
+            .bind(micros(purge.older_than))
+            .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
+            .bind(i64::from(purge.most));
+        execute(self.0, statement, "purge jobs").await
+    }
+
     /// Writes a state over whatever is there.
     pub(super) async fn overwrite(
         &mut self,
@@ -294,6 +384,11 @@ impl PgRows<'_> {
 }
 
 impl Tables for PgRows<'_> {
+    async fn recorded(&mut self) -> Result<Option<Vec<Applied>>, StoreError> {
+        let is_recorded = self.is_recorded().await?;
+        Ok(if is_recorded { Some(self.records().await?) } else { None })
+    }
+
     async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
         let failed = |error| StoreError::from_sqlx("read which migrations were applied", error);
         let schema: Option<String> =
@@ -303,16 +398,10 @@ impl Tables for PgRows<'_> {
         }
         execute(self.0, sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
         // Asked first, because a role that may not create tables may still start where nothing is to be created.
-        let is_recorded: bool = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await.map_err(failed)?;
-        if !is_recorded {
+        if !self.is_recorded().await? {
             execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
         }
-        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
-        let applied = rows.iter().map(|row| {
-            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
-            Ok(Applied { version, name, checksum })
-        });
-        collect(applied, "read which migrations were applied")
+        self.records().await
     }
 
     async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
@@ -326,6 +415,22 @@ impl Tables for PgRows<'_> {
     async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
         let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
         answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
+    }
+}
+
+impl PgRows<'_> {
+    async fn is_recorded(&mut self) -> Result<bool, StoreError> {
+        let is_recorded = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await;
+        is_recorded.map_err(|error| StoreError::from_sqlx("look for the table of migrations", error))
+    }
+
+    async fn records(&mut self) -> Result<Vec<Applied>, StoreError> {
+        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let applied = rows.iter().map(|row| {
+            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
+            Ok(Applied { version, name, checksum })
+        });
+        collect(applied, "read which migrations were applied")
     }
 }
 
@@ -353,7 +458,7 @@ async fn execute(connection: &mut PgConnection, statement: Statement<'_>, what: 
     Ok(done.rows_affected())
 }
 
-fn column<T, U>(items: &[T], value: impl Fn(&T) -> U) -> Vec<U> {
+fn column<'t, T, U>(items: &'t [T], value: impl Fn(&'t T) -> U) -> Vec<U> {
     items.iter().map(value).collect()
 }
 

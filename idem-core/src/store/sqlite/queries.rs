@@ -3,6 +3,7 @@
 //! Batches go as one JSON array, since each statement costs a change of thread. The clock is the machine's, to the
 //! millisecond, and stands still within a statement; it is read after `BEGIN IMMEDIATE` has waited for the write lock.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::machine::{State, Token};
 use crate::store::migrate::{Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns, Stored};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
-use crate::store::{ClaimRequest, Completion, StoreError, StoreErrorKind, Terms};
+use crate::store::{ClaimRequest, Completion, Purge, Returned, StoreError, StoreErrorKind, Terms};
 use crate::timestamp::Timestamp;
 
 /// The lock is taken at once: a transaction that read first and then wrote would be refused without waiting if another
@@ -32,6 +33,19 @@ pub(super) const ROLLBACK: &str = "ROLLBACK";
 macro_rules! now {
     () => {
         "(CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000)"
+    };
+}
+
+/// Whether a row ended at least ?1 microseconds ago.
+macro_rules! ended {
+    () => {
+        concat!(
+            "(status = 'COMPLETED' AND completed_at <= ",
+            now!(),
+            " - ?1 OR status = 'FAILED' AND failure_kind IN ('terminal', 'exhausted') AND updated_at <= ",
+            now!(),
+            " - ?1)"
+        )
     };
 }
 
@@ -84,9 +98,9 @@ WHERE consumer_name = ?1 AND idempotency_key = ?2
 const COMPLETE: &str = concat!(
     "
 INSERT INTO processed_jobs AS p (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
-                                 message_id, created_at, updated_at, completed_at)
+                                 message_id, result, result_hash, created_at, updated_at, completed_at)
 SELECT ?1, j.value ->> 'key', 'COMPLETED', j.value ->> 'token', j.value ->> 'fence', j.value ->> 'attempt',
-       j.value ->> 'payload', ?2, j.value ->> 'message_id', ",
+       j.value ->> 'payload', ?2, j.value ->> 'message_id', CAST(j.value ->> 'result' AS BLOB), j.value ->> 'result_hash', ",
     now!(),
     ", ",
     now!(),
@@ -96,7 +110,8 @@ SELECT ?1, j.value ->> 'key', 'COMPLETED', j.value ->> 'token', j.value ->> 'fen
 FROM json_each(?3) AS j
 WHERE true
 ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
-SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+SET status = 'COMPLETED', locked_until = NULL, result = excluded.result, result_hash = excluded.result_hash,
+    updated_at = excluded.updated_at, completed_at = excluded.completed_at
 WHERE p.status = 'PROCESSING' AND p.token = excluded.token
 RETURNING idempotency_key"
 );
@@ -115,6 +130,47 @@ WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key' AND token = j.v
     now!(),
     "
 RETURNING idempotency_key"
+);
+
+const RESULT: &str = "
+SELECT result FROM processed_jobs WHERE consumer_name = ?1 AND idempotency_key = ?2 AND status = 'COMPLETED'";
+
+const KEEP_RESULTS: &str = "
+UPDATE processed_jobs
+SET result = CAST(j.value ->> 'result' AS BLOB), result_hash = j.value ->> 'result_hash'
+FROM json_each(?2) AS j
+WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'";
+
+const COUNT_DUPLICATES: &str = concat!(
+    "
+UPDATE processed_jobs
+SET duplicates = duplicates + (j.value ->> 'times'), last_duplicate_at = ",
+    now!(),
+    "
+FROM json_each(?2) AS j
+WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'"
+);
+
+/// Rows that ended long ago. There is no index for it: this reads the table, and is therefore not done while the file is
+/// locked for writing.
+const ENDED: &str = concat!(
+    "
+SELECT json_group_array(json_array(consumer_name, idempotency_key)) FROM (
+    SELECT consumer_name, idempotency_key
+    FROM processed_jobs
+    WHERE (?2 IS NULL OR consumer_name = ?2) AND ",
+    ended!(),
+    "
+    LIMIT ?3
+)"
+);
+
+/// Of those, the ones for which it still holds.
+const PURGE: &str = concat!(
+    "
+DELETE FROM processed_jobs
+WHERE (consumer_name, idempotency_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?2)) AND ",
+    ended!()
 );
 
 const OVERWRITE: &str = concat!(
@@ -136,6 +192,9 @@ CREATE TABLE IF NOT EXISTS _idem_migrations (
     checksum   TEXT    NOT NULL,
     applied_at TEXT    NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ'))
 ) STRICT";
+
+const IS_RECORDED: &str =
+    "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '_idem_migrations')";
 
 const APPLIED: &str = "SELECT version, name, checksum FROM _idem_migrations ORDER BY version";
 
@@ -230,6 +289,8 @@ impl Rows for SqliteRows<'_> {
                 "attempt": row_text::attempts(done.attempt),
                 "payload": done.request.payload.map(|payload| payload.to_string()),
                 "message_id": row_text::message_id(&done.request),
+                "result": text(&done.returned),
+                "result_hash": done.returned.hash,
             })
         });
         let statement =
@@ -244,9 +305,56 @@ impl Rows for SqliteRows<'_> {
         let rows = fetch(self.0, statement, "renew leases").await?;
         collect(rows.iter().map(key_of), "read renewed jobs")
     }
+
+    async fn result(&mut self, consumer: &ConsumerName, key: &EventKey) -> Result<Option<Vec<u8>>, StoreError> {
+        let statement = sqlx::query_scalar(RESULT).bind(consumer.as_str()).bind(key.as_str());
+        let result: Result<Option<Option<Vec<u8>>>, _> = statement.fetch_optional(&mut *self.0).await;
+        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx("read what a job returned", error))
+    }
+
+    async fn count_duplicates(
+        &mut self,
+        consumer: &ConsumerName,
+        counts: &[(&EventKey, u64)],
+    ) -> Result<(), StoreError> {
+        let items = counts
+            .iter()
+            .map(|(key, times)| json!({"key": key.as_str(), "times": i64::try_from(*times).unwrap_or(i64::MAX)}));
+        let statement = sqlx::query(COUNT_DUPLICATES).bind(consumer.as_str()).bind(array(items));
+        execute(self.0, statement, "count duplicates").await?;
+        Ok(())
+    }
 }
 
 impl SqliteRows<'_> {
+    /// Keeps what handlers returned.
+    pub(super) async fn keep_results(
+        &mut self,
+        consumer: &ConsumerName,
+        results: &[(EventKey, Returned)],
+    ) -> Result<(), StoreError> {
+        let items = results.iter().map(
+            |(key, returned)| json!({"key": key.as_str(), "result": text(returned), "result_hash": returned.hash}),
+        );
+        let statement = sqlx::query(KEEP_RESULTS).bind(consumer.as_str()).bind(array(items));
+        execute(self.0, statement, "keep what jobs returned").await?;
+        Ok(())
+    }
+
+    /// Finds rows that ended long ago, as an array for [`purge`](Self::purge).
+    pub(super) async fn ended(&mut self, purge: &Purge) -> Result<String, StoreError> {
+        let statement = sqlx::query_scalar(ENDED)
+            .bind(micros(purge.older_than))
+            .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
+            .bind(i64::from(purge.most));
+        statement.fetch_one(&mut *self.0).await.map_err(|error| StoreError::from_sqlx("find old jobs", error))
+    }
+
+    /// Removes those of them that are still what they were.
+    pub(super) async fn purge(&mut self, purge: &Purge, ended: &str) -> Result<u64, StoreError> {
+        execute(self.0, sqlx::query(PURGE).bind(micros(purge.older_than)).bind(ended), "purge jobs").await
+    }
+
     /// Writes a state over whatever is there.
     pub(super) async fn overwrite(
         &mut self,
@@ -263,14 +371,16 @@ impl SqliteRows<'_> {
 }
 
 impl Tables for SqliteRows<'_> {
+    async fn recorded(&mut self) -> Result<Option<Vec<Applied>>, StoreError> {
+        let is_recorded = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await;
+        let is_recorded: bool =
+            is_recorded.map_err(|error| StoreError::from_sqlx("look for the table of migrations", error))?;
+        Ok(if is_recorded { Some(self.records().await?) } else { None })
+    }
+
     async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
         execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
-        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
-        let applied = rows.iter().map(|row| {
-            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
-            Ok(Applied { version, name, checksum })
-        });
-        collect(applied, "read which migrations were applied")
+        self.records().await
     }
 
     async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
@@ -285,6 +395,22 @@ impl Tables for SqliteRows<'_> {
         let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
         answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
     }
+}
+
+impl SqliteRows<'_> {
+    async fn records(&mut self) -> Result<Vec<Applied>, StoreError> {
+        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let applied = rows.iter().map(|row| {
+            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
+            Ok(Applied { version, name, checksum })
+        });
+        collect(applied, "read which migrations were applied")
+    }
+}
+
+/// What a handler returned, which is JSON, as text.
+fn text(returned: &Returned) -> Option<Cow<'_, str>> {
+    returned.value.as_deref().map(String::from_utf8_lossy)
 }
 
 /// Binds ?1 to ?10 of a statement that writes a state.
