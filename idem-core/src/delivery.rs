@@ -11,17 +11,24 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::fingerprint::{Fingerprint, FingerprintError};
-use crate::handler::{Call, Handler, HandlerFailure, Headers, Job, Requirements, States, capped, with_causes};
-use crate::key::{EventKey, KeyError};
+use crate::handler::{
+    Call, Handler, HandlerFailure, Headers, Job, Output, Probe, Requirements, States, capped, with_causes,
+};
+use crate::key::{EventKey, KeyError, LockName};
 use crate::machine::Token;
 use crate::store::{ClaimRequest, Tx};
 
 /// The bytes of a message, shared with whoever received it.
 pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
+/// The header by which a message that a person has sent again is known. Its value says who.
+pub const REPLAYED_BY: &str = "idem-replayed-by";
+
 /// A message whose key is known: ready to ask for its job.
 pub struct Delivery {
     pub(crate) request: ClaimRequest,
+    lock: Option<LockName>,
+    replay: bool,
     tag: u64,
     /// Of an earlier try that was stopped because the store was away: it gives its attempt back first.
     pub(crate) unreleased: Option<Token>,
@@ -44,6 +51,9 @@ pub enum Rejection {
     /// There is no usable key.
     #[error("the message has no usable key")]
     NoKey(#[source] KeyError),
+    /// It does not say which lock it needs (L5).
+    #[error("the message does not name its lock")]
+    NoLock(#[source] KeyError),
     /// Its fields cannot be fingerprinted.
     #[error("the message cannot be fingerprinted")]
     NoFingerprint(#[source] FingerprintError),
@@ -65,6 +75,16 @@ impl Delivery {
         self.request.payload
     }
 
+    /// The lock that must be held while its handler runs (L5), if the handler has one.
+    pub fn lock(&self) -> Option<&LockName> {
+        self.lock.as_ref()
+    }
+
+    /// Whether a person has sent it again, see [`REPLAYED_BY`].
+    pub fn is_replay(&self) -> bool {
+        self.replay
+    }
+
     /// Gives it a number of the caller's own, to know it by when it is reported.
     pub fn with_tag(mut self, tag: u64) -> Self {
         self.tag = tag;
@@ -83,6 +103,11 @@ impl Delivery {
     /// For a new claim, which must not be taken for the one before.
     pub(crate) fn renew_token(&mut self) {
         self.request.token = new_token();
+    }
+
+    /// What [`DynHandler::probe`] reads the event from: the decoded one stays for the run.
+    pub(crate) fn payload(&self) -> &Payload {
+        &self.payload
     }
 
     pub(crate) fn take_event(&mut self) -> (Option<Box<dyn Any + Send>>, Payload) {
@@ -119,7 +144,14 @@ pub(crate) trait DynHandler: Send + Sync {
         events: Vec<RawEvent>,
         tx: Option<&'a mut Tx>,
         states: &'a States,
-    ) -> BoxFuture<'a, Result<(), HandlerFailure>>;
+    ) -> BoxFuture<'a, Result<Output, HandlerFailure>>;
+    /// Asks whether an earlier try had its effect (T2). Panics as the probe does: the caller catches them.
+    fn probe<'a>(
+        &self,
+        job: &'a Job,
+        payload: Payload,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<Probe, HandlerFailure>>;
 }
 
 pub(crate) struct Typed<H>(pub(crate) H);
@@ -146,10 +178,25 @@ impl<H: Handler> DynHandler for Typed<H> {
         events: Vec<RawEvent>,
         tx: Option<&'a mut Tx>,
         states: &'a States,
-    ) -> BoxFuture<'a, Result<(), HandlerFailure>> {
+    ) -> BoxFuture<'a, Result<Output, HandlerFailure>> {
         async move {
             let events = events.into_iter().map(decode::<H::Event>).collect::<Result<_, _>>()?;
-            H::call(Call { events, jobs, tx, states }).await
+            let output = H::call(Call { events, jobs, tx, states }).await?;
+            // What a batch handler returns is no one job's result.
+            Ok(if H::SPEC.batch { Output::default() } else { output })
+        }
+        .boxed()
+    }
+
+    fn probe<'a>(
+        &self,
+        job: &'a Job,
+        payload: Payload,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<Probe, HandlerFailure>> {
+        async move {
+            let events = vec![decode::<H::Event>((None, payload))?];
+            H::probe(Call { events, jobs: std::slice::from_ref(job), tx: None, states }).await
         }
         .boxed()
     }
@@ -165,6 +212,7 @@ impl<H: Handler> Typed<H> {
         let bytes = (*payload).as_ref();
         let event: H::Event = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
         let key = H::key(&event, headers).map_err(Rejection::NoKey)?;
+        let lock = H::lock(&event, headers).transpose().map_err(Rejection::NoLock)?;
         let fingerprint = match H::fingerprint(&event) {
             Some(chosen) => chosen,
             None => {
@@ -178,7 +226,15 @@ impl<H: Handler> Typed<H> {
             payload: Some(fingerprint.map_err(Rejection::NoFingerprint)?),
             message_id,
         };
-        Ok(Delivery { request, tag: 0, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
+        Ok(Delivery {
+            request,
+            lock,
+            replay: headers.value(REPLAYED_BY).is_some(),
+            tag: 0,
+            unreleased: None,
+            payload,
+            event: Mutex::new(Some(Box::new(event))),
+        })
     }
 }
 

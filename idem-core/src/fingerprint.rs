@@ -44,7 +44,12 @@ impl Fingerprint {
         let mut value = serde_json::to_value(payload).map_err(FingerprintError)?;
         keep_large_integers(&mut value);
         let canonical = serde_json_canonicalizer::to_vec(&value).map_err(FingerprintError)?;
-        Ok(Self(Sha256::digest(canonical).into()))
+        Ok(Self::of_bytes(&canonical))
+    }
+
+    /// Of these bytes as they are.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
     }
 }
 

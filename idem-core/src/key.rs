@@ -163,12 +163,7 @@ impl KeyBuilder {
     /// # Errors
     /// The part is empty or has a NUL character.
     pub fn push(&mut self, field: &str, part: &str) -> Result<(), KeyError> {
-        if part.is_empty() {
-            return Err(KeyError::Empty { field: field.to_owned() });
-        }
-        if part.contains('\0') {
-            return Err(KeyError::Nul { field: field.to_owned() });
-        }
+        check_part(field, part)?;
         self.parts.push(part.to_owned());
         Ok(())
     }
@@ -183,15 +178,89 @@ impl KeyBuilder {
             1 => self.parts.remove(0),
             _ => self.parts.iter().map(|part| escape(part)).collect::<Vec<_>>().join("|"),
         };
-        match text.chars().count() {
-            chars if chars > MAX_KEY_CHARS => Err(KeyError::TooLong { chars }),
-            _ => Ok(EventKey(text)),
-        }
+        within_limit(text).map(EventKey)
+    }
+
+    pub(crate) fn into_parts(self) -> Vec<String> {
+        self.parts
+    }
+}
+
+fn check_part(field: &str, part: &str) -> Result<(), KeyError> {
+    if part.is_empty() {
+        return Err(KeyError::Empty { field: field.to_owned() });
+    }
+    if part.contains('\0') {
+        return Err(KeyError::Nul { field: field.to_owned() });
+    }
+    Ok(())
+}
+
+fn within_limit(text: String) -> Result<String, KeyError> {
+    match text.chars().count() {
+        chars if chars > MAX_KEY_CHARS => Err(KeyError::TooLong { chars }),
+        _ => Ok(text),
     }
 }
 
 fn escape(part: &str) -> String {
     part.replace('\\', r"\\").replace('|', r"\|")
+}
+
+/// The name of a state that only one run at a time may change, whatever its key and consumer (L5): at most
+/// [`MAX_KEY_CHARS`] characters.
+///
+/// Made of paths and their values, and not of values alone, so that the account 7 and the user 7 are two locks. It knows no
+/// consumer, so that all consumers that name the same state share its lock. The order of the parts does not count.
+///
+/// ```
+/// use idem_core::LockName;
+///
+/// let account = LockName::from_parts([("account_id", "7"), ("tenant", "north")])?;
+/// assert_eq!(account.as_str(), "account_id=7|tenant=north");
+/// assert_eq!(account, LockName::from_parts([("tenant", "north"), ("account_id", "7")])?);
+/// assert_ne!(LockName::from_parts([("account_id", "7")])?, LockName::from_parts([("user_id", "7")])?);
+/// # Ok::<(), idem_core::KeyError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockName(String);
+
+impl LockName {
+    /// A lock on what these pairs of path and value name.
+    ///
+    /// # Errors
+    /// There is no pair, a value is empty or has a NUL character, or the whole is longer than [`MAX_KEY_CHARS`].
+    pub fn from_parts<I, P, V>(parts: I) -> Result<Self, KeyError>
+    where
+        I: IntoIterator<Item = (P, V)>,
+        P: AsRef<str>,
+        V: AsRef<str>,
+    {
+        let mut pairs = Vec::new();
+        for (path, value) in parts {
+            let (path, value) = (path.as_ref(), value.as_ref());
+            check_part(path, value)?;
+            pairs.push((path.to_owned(), format!("{}={}", escape(path).replace('=', r"\="), escape(value))));
+        }
+        if pairs.is_empty() {
+            return Err(KeyError::Missing { field: "lock".to_owned() });
+        }
+        // By path, and values of one path as they came: the order in which an attribute lists its fields says nothing.
+        pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let texts: Vec<String> = pairs.into_iter().map(|(_, text)| text).collect();
+        within_limit(texts.join("|")).map(Self)
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// A type whose values can name a job: text, integers, UUIDs, and optional ones of these.

@@ -57,14 +57,16 @@ pub mod store;
 mod timestamp;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use delivery::{Delivery, Payload, Rejection};
+pub use delivery::{Delivery, Payload, REPLAYED_BY, Rejection};
 pub use fingerprint::{Fingerprint, FingerprintError, FingerprintParseError};
 pub use handler::{
-    Call, Classify, Disposition, FailureKind, Handler, HandlerFailure, HeaderList, Headers, IntoOutcome, Job,
-    MAX_ERROR_BYTES, Mode, Parameter, Requirements, Spec, State, States, Transactional, UniqueViolation,
+    Call, Classify, Disposition, FailureKind, Handler, HandlerFailure, HeaderList, Headers, IntoOutcome, IntoProbe,
+    Job, MAX_ERROR_BYTES, MAX_RESULT_BYTES, Mode, OnConflict, Output, Parameter, Probe, Requirements, Spec, State,
+    States, Transactional, UniqueViolation,
 };
 pub use key::{
-    ConsumerName, ConsumerNameError, EventKey, KeyBuilder, KeyError, KeyField, MAX_CONSUMER_CHARS, MAX_KEY_CHARS,
+    ConsumerName, ConsumerNameError, EventKey, KeyBuilder, KeyError, KeyField, LockName, MAX_CONSUMER_CHARS,
+    MAX_KEY_CHARS,
 };
 pub use policy::{Backoff, MAX_LEASE, MIN_LEASE, Policy, PolicyError};
 pub use run::{DuplicateKind, Guard, Guarded, Outcome, Report, RunError, RunGuarded, SetupError, Undecided};

@@ -175,7 +175,7 @@ async fn run<H: Handler>(_: H, events: Vec<H::Event>, jobs: &[Job]) -> (Result<(
         (MemoryStore::default().begin().await.unwrap(), States::default(), Seen::default());
     states.insert(Arc::clone(&seen));
     let call = Call { events, jobs, tx: Some(&mut tx), states: &states };
-    let ended = H::call(call).await.map_err(|failure| failure.kind);
+    let ended = H::call(call).await.map(drop).map_err(|failure| failure.kind);
     let seen = seen.lock().unwrap().clone();
     (ended, seen)
 }

@@ -289,7 +289,10 @@ impl Work<'_> {
         let events = part.iter().map(|claimed| self.batch[claimed.index].take_event()).collect();
         let max_run = self.inner.policy.max_run;
         let running = caught(self.inner.handler.call(&jobs, events, Some(self.tx), &self.inner.guard.states));
-        tokio::time::timeout(max_run, running).await.unwrap_or_else(|_| Err(HandlerFailure::timeout(max_run)))
+        match tokio::time::timeout(max_run, running).await {
+            Ok(result) => result.map(drop),
+            Err(_) => Err(HandlerFailure::timeout(max_run)),
+        }
     }
 }
 

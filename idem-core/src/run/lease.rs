@@ -182,8 +182,9 @@ impl<'a> Shift<'a> {
             part.iter().map(|(delivery, run)| self.inner.job(delivery, run, self.cancel.child_token())).collect();
         let events = part.iter_mut().map(|(delivery, _)| delivery.take_event()).collect();
         let inner = Arc::clone(self.inner);
-        let abort =
-            self.tasks.spawn(async move { caught(inner.handler.call(&jobs, events, None, &inner.guard.states)).await });
+        let abort = self
+            .tasks
+            .spawn(async move { caught(inner.handler.call(&jobs, events, None, &inner.guard.states)).await.map(drop) });
         let first = self.jobs.len();
         self.by_task.insert(abort.id(), (first..first + part.len()).collect());
         self.jobs.extend(part.into_iter().map(|(delivery, run)| Held {

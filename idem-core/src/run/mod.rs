@@ -340,7 +340,7 @@ impl Inner {
 }
 
 /// Runs a handler so that its panic is its failure and nobody else's.
-async fn caught(running: BoxFuture<'_, Result<(), HandlerFailure>>) -> Result<(), HandlerFailure> {
+async fn caught<T>(running: BoxFuture<'_, Result<T, HandlerFailure>>) -> Result<T, HandlerFailure> {
     match AssertUnwindSafe(running).catch_unwind().await {
         Ok(result) => result,
         Err(panic) => Err(HandlerFailure::from_panic(&*panic)),
