@@ -251,6 +251,11 @@ impl LockName {
         within_limit(texts.join("|")).map(Self)
     }
 
+    /// What a store has, which was a lock's name when it was stored.
+    pub(crate) fn from_stored(text: String) -> Self {
+        Self(text)
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -9,12 +9,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use idem_core::machine::{OperatorAction, State as Row, Token};
 use idem_core::store::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Operated, Purge, Renewal,
-    Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect, sql,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, MemoryStore, Operated,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect,
+    sql,
 };
 use idem_core::{
-    Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job, Outcome, State,
-    SystemClock, Undecided, idempotent,
+    Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job, LockName,
+    Outcome, State, SystemClock, Undecided, idempotent,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -494,6 +495,26 @@ impl Store for Line {
         }
         .boxed()
     }
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.carry(self.store.lock(terms, requests)).boxed()
+    }
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        self.carry(self.store.extend_locks(terms, requests)).boxed()
+    }
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.unlock(requests)).boxed()
+    }
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.make_locks(names)).boxed()
+    }
     fn read<'a>(
         &'a self,
         consumer: &'a ConsumerName,
@@ -562,6 +583,9 @@ impl StoreTx for CutTx {
         rows: &'a [(EventKey, Row, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.inner.overwrite(terms, rows)
+    }
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.inner.lock(names)
     }
     fn keep_results<'a>(
         &'a mut self,

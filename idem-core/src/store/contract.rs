@@ -11,20 +11,22 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Purge, Refusal, Renewal, Retry,
-    Returned, Store, StoreError, StoreErrorKind, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, Purge, Refusal, Renewal,
+    Retry, Returned, Store, StoreError, StoreErrorKind, Terms, Tx,
 };
 use crate::machine::{
     Decision, Delivered, Failure, Input, OperatorAction, Record, Run, RunKind, State, Token, Transition, TryFailed,
     step,
 };
 use crate::timestamp::Timestamp;
-use crate::{ConsumerName, EventKey, Fingerprint};
+use crate::{ConsumerName, EventKey, Fingerprint, LockName};
 
 mod histories;
+mod locking;
 mod upkeep;
 
 pub use histories::random_histories;
+pub use locking::*;
 pub use upkeep::*;
 
 /// A store whose tables are empty and migrated, and what the checks need besides.
@@ -94,6 +96,10 @@ macro_rules! store_contract {
             a_purge_goes_in_batches
             a_purge_is_of_one_consumer_if_asked
             a_purge_beside_claims_harms_none
+            a_lock_is_held_by_one
+            a_lock_runs_out_with_its_lease
+            one_of_many_takes_a_lock
+            a_transaction_and_a_job_exclude_each_other
         }
         #[test]
         fn random_histories_agree_with_the_machine() {

@@ -9,13 +9,14 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use super::locks::{self, LockRequest, LockRows};
 use super::rows::{self, ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
 use super::{
     Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Operated, Purge, Renewal, Returned,
     Statement, Store, StoreError, StoreTx, Terms, Tx,
 };
 use crate::clock::{Clock, SystemClock};
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{Decision, Failure, Input, OperatorAction, Record, State, Token, step};
 use crate::timestamp::Timestamp;
 
@@ -42,6 +43,8 @@ type Place = (ConsumerName, EventKey);
 
 struct Table {
     rows: BTreeMap<Place, Snapshot>,
+    /// Who holds which lock, and until when. There is one transaction at a time, so a lock that is free when it begins is its.
+    locks: HashMap<LockName, (Token, Timestamp)>,
     /// What stands beside the state in a row, and decides nothing.
     beside: HashMap<Place, Beside>,
     clock: Arc<dyn Clock>,
@@ -86,7 +89,14 @@ impl Default for MemoryStore {
 impl MemoryStore {
     /// With a clock that plays the database's.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { table: Arc::new(Mutex::new(Table { rows: BTreeMap::new(), beside: HashMap::new(), clock })) }
+        Self {
+            table: Arc::new(Mutex::new(Table {
+                rows: BTreeMap::new(),
+                locks: HashMap::new(),
+                beside: HashMap::new(),
+                clock,
+            })),
+        }
     }
 
     /// Removes a row, as a purge does.
@@ -155,6 +165,30 @@ impl Store for MemoryStore {
             Ok(Tx::new(MemoryTx { table, undo: Vec::new(), savepoints: Vec::new() }))
         }
         .boxed()
+    }
+
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        async move { locks::take(&mut *self.table.lock().await, terms, requests).await }.boxed()
+    }
+
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        async move { locks::extend(&mut *self.table.lock().await, terms, requests).await }.boxed()
+    }
+
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move { locks::free(&mut *self.table.lock().await, requests).await }.boxed()
+    }
+
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move { locks::make(&mut *self.table.lock().await, names).await }.boxed()
     }
 
     fn read<'a>(
@@ -341,6 +375,53 @@ impl Rows for Table {
     }
 }
 
+impl LockRows for Table {
+    async fn make(&mut self, _names: &[&LockName]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn take(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let now = self.clock.timestamp();
+        let mut taken = HashSet::new();
+        for LockRequest { name, token, .. } in requests {
+            let held = self.locks.get(name);
+            if held.is_none_or(|(holder, until)| holder == token || *until <= now) {
+                self.locks.insert(name.clone(), (*token, now.plus(terms.lease)));
+                taken.insert(name.clone());
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn extend(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let now = self.clock.timestamp();
+        let mut extended = HashSet::new();
+        for LockRequest { name, token, .. } in requests {
+            if let Some((_, until)) = self.locks.get_mut(name).filter(|(holder, until)| holder == token && *until > now)
+            {
+                *until = now.plus(terms.lease);
+                extended.insert(name.clone());
+            }
+        }
+        Ok(extended)
+    }
+
+    async fn free(&mut self, requests: &[&LockRequest]) -> Result<(), StoreError> {
+        for LockRequest { name, token, .. } in requests {
+            if self.locks.get(name).is_some_and(|(holder, _)| holder == token) {
+                self.locks.remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
+        let now = self.clock.timestamp();
+        let is_free = |name: &&&LockName| self.locks.get(**name).is_none_or(|(_, until)| *until <= now);
+        Ok(names.iter().filter(is_free).map(|name| (*name).clone()).collect())
+    }
+}
+
 /// Holds the table's lock, and remembers what rows were before. Dropping it puts them back.
 struct MemoryTx {
     table: OwnedMutexGuard<Table>,
@@ -410,6 +491,10 @@ impl StoreTx for MemoryTx {
             Ok(())
         }
         .boxed()
+    }
+
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        async move { locks::hold(&mut *self.table, names).await }.boxed()
     }
 
     fn keep_results<'a>(

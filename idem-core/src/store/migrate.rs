@@ -26,10 +26,10 @@ macro_rules! migrations {
 }
 
 #[cfg(feature = "postgres")]
-pub(super) const POSTGRES: &[Migration] = migrations!("postgres": 1 "0001_processed_jobs");
+pub(super) const POSTGRES: &[Migration] = migrations!("postgres": 1 "0001_processed_jobs", 2 "0002_job_locks");
 
 #[cfg(feature = "sqlite")]
-pub(super) const SQLITE: &[Migration] = migrations!("sqlite": 1 "0001_processed_jobs");
+pub(super) const SQLITE: &[Migration] = migrations!("sqlite": 1 "0001_processed_jobs", 2 "0002_job_locks");
 
 /// A migration that was applied, as it is recorded.
 pub(super) struct Applied {

@@ -4,6 +4,7 @@
 //! the row is still the one it read*. The unique pair of consumer and key is what lets one of several workers win (S3).
 
 mod error;
+pub(crate) mod locks;
 mod memory;
 mod options;
 mod tx;
@@ -31,11 +32,12 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::Fingerprint;
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{Decision, FailureCause, IllegalStep, OperatorAction, State, Token};
 use crate::timestamp::Timestamp;
 
 pub use error::{StoreError, StoreErrorKind, unique_violation};
+pub use locks::LockRequest;
 pub use memory::MemoryStore;
 pub use options::{StoreOptions, connect};
 #[cfg(feature = "postgres")]
@@ -319,6 +321,30 @@ pub trait Store: Send + Sync + 'static {
 
     /// Begins the transaction of an atomic handler.
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>>;
+
+    /// Takes the locks of jobs whose effect is elsewhere, for `terms.lease` from now (L5), before the jobs are claimed with the
+    /// same tokens; answers which are held. Waits for nobody: a lock that is held is answered as not taken. Of several
+    /// requests for one lock the first may get it. Asked again with the same token, a lock that is held is held anew.
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
+
+    /// Extends locks to `terms.lease` from now, on a connection that no handler can occupy. One that is not held any more is
+    /// answered as [`Renewal::Unconfirmed`]: it was not extended.
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>>;
+
+    /// Frees locks that are held under their request's token. Those of others stay.
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Makes sure that the rows of locks are there, before a transaction holds them: made inside of it, they would keep
+    /// everybody else waiting.
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Reads rows as they are; [`State::Absent`] for those that are not there.
     fn read<'a>(

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Answer, ClaimRequest, Engine, Returned, StoreError, Terms};
 use crate::handler::Transactional;
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::State;
 
 /// An open transaction that holds the claims, the handlers' effects and the completions of one batch (T1).
@@ -39,6 +39,10 @@ pub trait StoreTx: Send {
         terms: &'a Terms,
         rows: &'a [(EventKey, State, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Holds locks until the transaction ends (L5); answers which. Waits for nobody: a lock that a job or another transaction
+    /// holds is not taken. Their rows must be there, see [`Store::make_locks`](super::Store::make_locks).
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
 
     /// Keeps what the handlers of jobs returned that this transaction claimed.
     fn keep_results<'a>(

@@ -148,6 +148,11 @@ impl Subject for PostgresSubject {
             .execute(self.store.pool())
             .await
             .expect("the tables are there");
+            sqlx::query("UPDATE job_locks SET locked_until = locked_until - $1 * interval '1 microsecond'")
+                .bind(micros)
+                .execute(self.store.pool())
+                .await
+                .expect("the tables are there");
         }
         .boxed()
     }
@@ -240,6 +245,11 @@ impl Subject for SqliteSubject {
             .execute(self.store.pool())
             .await
             .expect("the tables are there");
+            sqlx::query("UPDATE job_locks SET locked_until = locked_until - ?1")
+                .bind(micros)
+                .execute(self.store.pool())
+                .await
+                .expect("the tables are there");
         }
         .boxed()
     }

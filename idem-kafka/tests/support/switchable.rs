@@ -7,10 +7,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use idem_core::machine::{OperatorAction, State, Token};
 use idem_core::store::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Operated, Purge, Renewal,
-    Store, StoreError, StoreErrorKind, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, MemoryStore, Operated,
+    Purge, Renewal, Store, StoreError, StoreErrorKind, Terms, Tx,
 };
-use idem_core::{ConsumerName, EventKey};
+use idem_core::{ConsumerName, EventKey, LockName};
 
 #[derive(Clone, Default)]
 pub struct Switchable {
@@ -67,6 +67,18 @@ impl Store for Switchable {
     }
     fn begin(&self) -> Answered<'_, Tx> {
         self.unless_off(self.store.begin())
+    }
+    fn lock<'a>(&'a self, terms: &'a Terms, requests: &'a [LockRequest]) -> Answered<'a, Vec<bool>> {
+        self.unless_off(self.store.lock(terms, requests))
+    }
+    fn extend_locks<'a>(&'a self, terms: &'a Terms, requests: &'a [LockRequest]) -> Answered<'a, Vec<Renewal>> {
+        self.unless_off(self.store.extend_locks(terms, requests))
+    }
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> Answered<'a, ()> {
+        self.unless_off(self.store.unlock(requests))
+    }
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> Answered<'a, ()> {
+        self.unless_off(self.store.make_locks(names))
     }
     fn read<'a>(&'a self, consumer: &'a ConsumerName, keys: &'a [EventKey]) -> Answered<'a, Vec<State>> {
         self.unless_off(self.store.read(consumer, keys))

@@ -16,11 +16,11 @@ use self::queries::PgRows;
 use super::lent::{Lent, Savepoints, within};
 use super::rows::{self, ClaimAs, Rows as _};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Operated, Purge, Renewal, Returned,
-    Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, Operated, Purge, Renewal,
+    Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, locks, migrate,
 };
 use crate::clock::{Clock, SystemClock};
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{OperatorAction, State, Token};
 
 /// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up (L2).
@@ -295,6 +295,31 @@ impl Store for PgStore {
         async move { Ok(Tx::new(self.begin_tx().await?)) }.boxed()
     }
 
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.on(&self.work, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await).boxed()
+    }
+
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        let extend = async move |mut rows: PgRows<'_>| locks::extend(&mut rows, terms, requests).await;
+        self.on(&self.control, "extend locks", extend).boxed()
+    }
+
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.on(&self.work, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
+    }
+
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.on(&self.work, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
+    }
+
     fn read<'a>(
         &'a self,
         consumer: &'a ConsumerName,
@@ -425,6 +450,15 @@ impl StoreTx for PgTx {
                 Ok(())
             };
             let result = within(self.call_timeout, "mark jobs as failed", overwrite).await;
+            self.breakdown.noted(result)
+        }
+        .boxed()
+    }
+
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        async move {
+            let hold = async { locks::hold(&mut PgRows(&mut self.lent.connection), names).await };
+            let result = within(self.call_timeout, "hold locks", hold).await;
             self.breakdown.noted(result)
         }
         .boxed()

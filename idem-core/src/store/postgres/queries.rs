@@ -12,8 +12,9 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{State, Token};
+use crate::store::locks::{LockRequest, LockRows};
 use crate::store::migrate::{self, Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
@@ -182,6 +183,64 @@ DELETE FROM processed_jobs AS j
 USING ended
 WHERE j.consumer_name = ended.consumer_name AND j.idempotency_key = ended.idempotency_key";
 
+const MAKE_LOCKS: &str = "
+INSERT INTO job_locks (lock_name, updated_at)
+SELECT k.name, clock_timestamp() FROM unnest($1::text[]) AS k (name)
+ON CONFLICT (lock_name) DO NOTHING";
+
+/// A name goes with the token and the key at the same place.
+const TAKE_LOCKS: &str = "
+WITH free AS MATERIALIZED (
+    SELECT lock_name, array_position($3::text[], lock_name::text) AS place
+    FROM job_locks
+    WHERE lock_name = ANY ($3::text[])
+      AND (locked_until IS NULL OR locked_until <= clock_timestamp()
+           OR token = ($4::uuid[])[array_position($3::text[], lock_name::text)])
+    ORDER BY lock_name
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE job_locks AS l
+SET token = ($4::uuid[])[free.place], locked_until = clock_timestamp() + $2 * interval '1 microsecond', consumer_name = $1,
+    idempotency_key = ($5::text[])[free.place], updated_at = clock_timestamp()
+FROM free
+WHERE l.lock_name = free.lock_name
+RETURNING l.lock_name";
+
+const EXTEND_LOCKS: &str = "
+WITH held AS MATERIALIZED (
+    SELECT lock_name
+    FROM job_locks
+    WHERE lock_name = ANY ($2::text[]) AND locked_until > clock_timestamp()
+      AND token = ($3::uuid[])[array_position($2::text[], lock_name::text)]
+    ORDER BY lock_name
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE job_locks AS l
+SET locked_until = clock_timestamp() + $1 * interval '1 microsecond', updated_at = clock_timestamp()
+FROM held
+WHERE l.lock_name = held.lock_name
+RETURNING l.lock_name";
+
+const FREE_LOCKS: &str = "
+WITH held AS MATERIALIZED (
+    SELECT lock_name
+    FROM job_locks
+    WHERE lock_name = ANY ($1::text[]) AND token = ($2::uuid[])[array_position($1::text[], lock_name::text)]
+    ORDER BY lock_name
+    FOR NO KEY UPDATE
+)
+UPDATE job_locks AS l
+SET token = NULL, locked_until = NULL, updated_at = clock_timestamp()
+FROM held
+WHERE l.lock_name = held.lock_name";
+
+const HOLD_LOCKS: &str = "
+SELECT lock_name
+FROM job_locks
+WHERE lock_name = ANY ($1::text[]) AND (locked_until IS NULL OR locked_until <= clock_timestamp())
+ORDER BY lock_name
+FOR NO KEY UPDATE SKIP LOCKED";
+
 const OVERWRITE: &str = "
 UPDATE processed_jobs
 SET status = $3, locked_until = $4, token = $5, fence = $6, attempts = $7, next_attempt_at = $8, failure_kind = $9,
@@ -341,6 +400,52 @@ impl Rows for PgRows<'_> {
         execute(self.0, statement, "count duplicates").await?;
         Ok(())
     }
+}
+
+impl LockRows for PgRows<'_> {
+    async fn make(&mut self, names: &[&LockName]) -> Result<(), StoreError> {
+        let statement = sqlx::query(MAKE_LOCKS).bind(column(names, |name| name.as_str()));
+        execute(self.0, statement, "make locks").await?;
+        Ok(())
+    }
+
+    async fn take(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(TAKE_LOCKS)
+            .bind(terms.consumer.as_str())
+            .bind(micros(terms.lease))
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0))
+            .bind(column(requests, |request| request.key.as_str()));
+        let rows = fetch(self.0, statement, "take locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn extend(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(EXTEND_LOCKS)
+            .bind(micros(terms.lease))
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0));
+        let rows = fetch(self.0, statement, "extend locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn free(&mut self, requests: &[&LockRequest]) -> Result<(), StoreError> {
+        let statement = sqlx::query(FREE_LOCKS)
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0));
+        execute(self.0, statement, "free locks").await?;
+        Ok(())
+    }
+
+    async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(HOLD_LOCKS).bind(column(names, |name| name.as_str()));
+        let rows = fetch(self.0, statement, "hold locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+}
+
+fn lock_of(row: &PgRow) -> Result<LockName, sqlx::Error> {
+    Ok(LockName::from_stored(row.try_get("lock_name")?))
 }
 
 impl PgRows<'_> {

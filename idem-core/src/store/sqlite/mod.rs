@@ -17,10 +17,10 @@ use self::queries::SqliteRows;
 use super::lent::{Lent, Savepoints, within};
 use super::rows::{self, ClaimAs, Rows as _};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Operated, Purge, Renewal, Returned,
-    Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, Operated, Purge, Renewal,
+    Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, locks, migrate,
 };
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{OperatorAction, State, Token};
 
 /// Connections for renewals, reading and the health check.
@@ -314,6 +314,32 @@ impl Store for SqliteStore {
         .boxed()
     }
 
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.write(&self.writer, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await)
+            .boxed()
+    }
+
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        let extend = async move |mut rows: SqliteRows<'_>| locks::extend(&mut rows, terms, requests).await;
+        self.write(&self.control, "extend locks", extend).boxed()
+    }
+
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.write(&self.writer, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
+    }
+
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.write(&self.writer, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
+    }
+
     fn read<'a>(
         &'a self,
         consumer: &'a ConsumerName,
@@ -449,6 +475,14 @@ impl StoreTx for SqliteTx {
                 Ok(())
             };
             within(self.call_timeout, "mark jobs as failed", overwrite).await
+        }
+        .boxed()
+    }
+
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        async move {
+            let mut rows = SqliteRows(&mut self.lent.connection);
+            within(self.call_timeout, "hold locks", locks::hold(&mut rows, names)).await
         }
         .boxed()
     }

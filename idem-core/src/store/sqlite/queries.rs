@@ -13,8 +13,9 @@ use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{State, Token};
+use crate::store::locks::{LockRequest, LockRows};
 use crate::store::migrate::{Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns, Stored};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
@@ -173,6 +174,68 @@ WHERE (consumer_name, idempotency_key) IN (SELECT value ->> 0, value ->> 1 FROM 
     ended!()
 );
 
+const MAKE_LOCKS: &str = concat!(
+    "
+INSERT INTO job_locks (lock_name, updated_at)
+SELECT k.value, ",
+    now!(),
+    "
+FROM json_each(?1) AS k
+WHERE true
+ON CONFLICT (lock_name) DO NOTHING"
+);
+
+const TAKE_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET token = j.value ->> 'token', locked_until = ",
+    now!(),
+    " + ?2, consumer_name = ?1, idempotency_key = j.value ->> 'key', updated_at = ",
+    now!(),
+    "
+FROM json_each(?3) AS j
+WHERE lock_name = j.value ->> 'name'
+  AND (locked_until IS NULL OR token = j.value ->> 'token' OR locked_until <= ",
+    now!(),
+    ")
+RETURNING lock_name"
+);
+
+const EXTEND_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET locked_until = ",
+    now!(),
+    " + ?1, updated_at = ",
+    now!(),
+    "
+FROM json_each(?2) AS j
+WHERE lock_name = j.value ->> 'name' AND token = j.value ->> 'token' AND locked_until > ",
+    now!(),
+    "
+RETURNING lock_name"
+);
+
+const FREE_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET token = NULL, locked_until = NULL, updated_at = ",
+    now!(),
+    "
+FROM json_each(?1) AS j
+WHERE lock_name = j.value ->> 'name' AND token = j.value ->> 'token'"
+);
+
+/// The transaction is the file's only writer, so what is free now stays so until its end.
+const HOLD_LOCKS: &str = concat!(
+    "
+SELECT l.lock_name
+FROM json_each(?1) AS k
+JOIN job_locks AS l ON l.lock_name = k.value
+WHERE l.locked_until IS NULL OR l.locked_until <= ",
+    now!()
+);
+
 const OVERWRITE: &str = concat!(
     "
 UPDATE processed_jobs
@@ -324,6 +387,54 @@ impl Rows for SqliteRows<'_> {
         execute(self.0, statement, "count duplicates").await?;
         Ok(())
     }
+}
+
+impl LockRows for SqliteRows<'_> {
+    async fn make(&mut self, names: &[&LockName]) -> Result<(), StoreError> {
+        let statement = sqlx::query(MAKE_LOCKS).bind(array(names.iter().map(|name| Value::from(name.as_str()))));
+        execute(self.0, statement, "make locks").await?;
+        Ok(())
+    }
+
+    async fn take(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(TAKE_LOCKS)
+            .bind(terms.consumer.as_str())
+            .bind(micros(terms.lease))
+            .bind(array(requests.iter().map(lock_item)));
+        let rows = fetch(self.0, statement, "take locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn extend(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let items = array(requests.iter().map(lock_item));
+        let statement = sqlx::query(EXTEND_LOCKS).bind(micros(terms.lease)).bind(items);
+        let rows = fetch(self.0, statement, "extend locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn free(&mut self, requests: &[&LockRequest]) -> Result<(), StoreError> {
+        let statement = sqlx::query(FREE_LOCKS).bind(array(requests.iter().map(lock_item)));
+        execute(self.0, statement, "free locks").await?;
+        Ok(())
+    }
+
+    async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(HOLD_LOCKS).bind(array(names.iter().map(|name| Value::from(name.as_str()))));
+        let rows = fetch(self.0, statement, "hold locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+}
+
+fn lock_item(request: &&LockRequest) -> Value {
+    json!({
+        "name": request.name.as_str(),
+        "token": request.token.to_string(),
+        "key": request.key.as_str(),
+    })
+}
+
+fn lock_of(row: &SqliteRow) -> Result<LockName, sqlx::Error> {
+    Ok(LockName::from_stored(row.try_get("lock_name")?))
 }
 
 impl SqliteRows<'_> {
