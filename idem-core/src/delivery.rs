@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::fingerprint::{Fingerprint, FingerprintError};
 use crate::handler::{
     Call, Handler, HandlerFailure, Headers, Job, Output, Probe, Requirements, States, capped, with_causes,
 };
+use crate::json::{self, Unreadable};
 use crate::key::{EventKey, KeyError, LockName};
 use crate::machine::Token;
 use crate::store::{ClaimRequest, Tx};
@@ -42,7 +42,7 @@ pub struct Delivery {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// There is no body (a tombstone), or it is not what the handler takes.
+    /// There is no body (a tombstone), it is not what the handler takes, or a field stands twice in one of its objects.
     #[error("the message is not an event of this handler: {reason}")]
     Undecodable {
         /// What the decoder said.
@@ -211,15 +211,15 @@ impl<H: Handler> Typed<H> {
         let payload = payload.ok_or_else(|| undecodable("it has no body (a tombstone)"))?;
         let bytes = (*payload).as_ref();
         let event: H::Event = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
+        // Also where chosen fields count: which of two fields of one name the event got is the decoder's whim.
+        let unreadable = |error: Unreadable| undecodable(&error.to_string());
+        let fingerprint = match H::fingerprint(&event) {
+            Some(chosen) => json::check(bytes).map(|()| chosen),
+            None => json::read(bytes).map(|whole| Fingerprint::of_exact(&whole)),
+        }
+        .map_err(unreadable)?;
         let key = H::key(&event, headers).map_err(Rejection::NoKey)?;
         let lock = H::lock(&event, headers).transpose().map_err(Rejection::NoLock)?;
-        let fingerprint = match H::fingerprint(&event) {
-            Some(chosen) => chosen,
-            None => {
-                let whole: Value = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
-                Fingerprint::of(&whole)
-            }
-        };
         let request = ClaimRequest {
             key,
             token: new_token(),

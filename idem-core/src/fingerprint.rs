@@ -7,7 +7,13 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::json;
+
 /// SHA-256 over the canonical JSON (RFC 8785) of a payload, or of the fields of it that matter.
+///
+/// Field order, spacing and escapes do not count. Numbers count by their value, to the last digit: where RFC 8785 would round
+/// an integer beyond 2^53, or a number with more digits than a double has, it is taken as it is written. The number 7 and the
+/// text `"7"` differ.
 ///
 /// Written as `sha256:` and 64 hexadecimal digits.
 ///
@@ -42,8 +48,13 @@ impl Fingerprint {
     /// The value cannot be written as JSON (a map with keys that are not text, a number that is not finite).
     pub fn of(payload: &impl Serialize) -> Result<Self, FingerprintError> {
         let mut value = serde_json::to_value(payload).map_err(FingerprintError)?;
-        keep_large_integers(&mut value);
-        let canonical = serde_json_canonicalizer::to_vec(&value).map_err(FingerprintError)?;
+        keep_exact(&mut value)?;
+        Self::of_exact(&value)
+    }
+
+    /// Of a payload as [`json::read`] reads it.
+    pub(crate) fn of_exact(value: &Value) -> Result<Self, FingerprintError> {
+        let canonical = serde_json_canonicalizer::to_vec(value).map_err(FingerprintError)?;
         Ok(Self::of_bytes(&canonical))
     }
 
@@ -53,25 +64,19 @@ impl Fingerprint {
     }
 }
 
-/// RFC 8785 writes numbers as doubles, which merges integers beyond 2^53 with their neighbours. Such integers become
-/// marked strings first. A string that looks marked gets a second mark, so that no string equals a marked integer.
-fn keep_large_integers(value: &mut Value) {
-    const MARK: &str = "\u{1}int:";
-    const EXACT: u64 = 1 << 53;
+/// Makes numbers and texts what [`json::number`] and [`json::text`] make of them.
+fn keep_exact(value: &mut Value) -> Result<(), FingerprintError> {
     match value {
         Value::Number(number) => {
-            let large = number
-                .as_u64()
-                .map_or_else(|| number.as_i64().is_some_and(|n| n.unsigned_abs() > EXACT), |n| n > EXACT);
-            if large {
-                *value = Value::String(format!("{MARK}{number}"));
-            }
+            let out_of_range = || FingerprintError(serde::ser::Error::custom(format!("{number} is out of range")));
+            *value = json::number(&number.to_string()).ok_or_else(out_of_range)?;
         }
-        Value::String(text) if text.starts_with(MARK) => *value = Value::String(format!("{MARK}{text}")),
-        Value::Array(items) => items.iter_mut().for_each(keep_large_integers),
-        Value::Object(fields) => fields.values_mut().for_each(keep_large_integers),
-        Value::Null | Value::Bool(_) | Value::String(_) => {}
+        Value::String(text) => *value = json::text(std::mem::take(text).into()),
+        Value::Array(items) => items.iter_mut().try_for_each(keep_exact)?,
+        Value::Object(fields) => fields.values_mut().try_for_each(keep_exact)?,
+        Value::Null | Value::Bool(_) => {}
     }
+    Ok(())
 }
 
 impl fmt::Display for Fingerprint {

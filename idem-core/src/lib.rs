@@ -49,6 +49,7 @@ mod clock;
 mod delivery;
 mod fingerprint;
 mod handler;
+mod json;
 mod key;
 pub mod machine;
 mod policy;
