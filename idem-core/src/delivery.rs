@@ -29,6 +29,7 @@ pub struct Delivery {
     pub(crate) request: ClaimRequest,
     lock: Option<LockName>,
     replay: bool,
+    careful: bool,
     tag: u64,
     /// Of an earlier try that was stopped because the store was away: it gives its attempt back first.
     pub(crate) unreleased: Option<Token>,
@@ -83,6 +84,20 @@ impl Delivery {
     /// Whether a person has sent it again, see [`REPLAYED_BY`].
     pub fn is_replay(&self) -> bool {
         self.replay
+    }
+
+    /// Runs it carefully: an atomic handler's claim is committed first, and one such delivery runs at a time. So a message
+    /// that kills the process has its attempts counted, and runs out of them, at the price of one more commit.
+    ///
+    /// For messages that may have been running when an earlier process ended. In lease mode every claim is committed first.
+    pub fn with_care(mut self) -> Self {
+        self.careful = true;
+        self
+    }
+
+    /// Whether it runs [carefully](Self::with_care).
+    pub fn is_careful(&self) -> bool {
+        self.careful
     }
 
     /// Gives it a number of the caller's own, to know it by when it is reported.
@@ -230,6 +245,7 @@ impl<H: Handler> Typed<H> {
             request,
             lock,
             replay: headers.value(REPLAYED_BY).is_some(),
+            careful: false,
             tag: 0,
             unreleased: None,
             payload,

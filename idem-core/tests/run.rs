@@ -14,8 +14,8 @@ use idem_core::store::{
     sql,
 };
 use idem_core::{
-    Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job, LockName,
-    Outcome, State, SystemClock, Undecided, idempotent,
+    AlreadyDone, Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job,
+    LockName, Outcome, State, SystemClock, Undecided, idempotent,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -182,7 +182,7 @@ async fn run_one(guarded: &Guarded, id: &str, act: &str) -> Outcome {
 async fn t1_effect_and_completion_are_both_there_or_both_not() {
     let bed = bed().await;
     let guarded = bed.guard.bind(invoice).unwrap();
-    assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Completed { attempt: 1, already_done: false, .. }));
+    assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Completed { attempt: 1, already_done: None, .. }));
     assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Duplicate(DuplicateKind::Redelivery)));
     let other = guarded.run_one(delivery(&guarded, "A", "", "n"), &CancellationToken::new()).await;
     assert!(matches!(other, Outcome::Duplicate(DuplicateKind::Producer)));
@@ -242,9 +242,12 @@ async fn t3_the_domains_own_constraint_completes_the_job() {
     let bed = bed().await;
     sqlx::raw_sql("INSERT INTO invoices VALUES ('A-1'), ('A-3')").execute(&bed.pool).await.unwrap();
     let guarded = bed.guard.bind(invoice).unwrap();
-    assert!(matches!(run_one(&guarded, "A-1", "").await, Outcome::Completed { already_done: true, .. }));
+    assert!(matches!(
+        run_one(&guarded, "A-1", "").await,
+        Outcome::Completed { already_done: Some(AlreadyDone::Domain), .. }
+    ));
     let outcomes = run(&guarded, &[("A-2", ""), ("A-3", ""), ("A-4", "")]).await;
-    let done = |id: &str| matches!(outcomes[id], Outcome::Completed { already_done: true, .. });
+    let done = |id: &str| matches!(outcomes[id], Outcome::Completed { already_done: Some(AlreadyDone::Domain), .. });
     assert_eq!([done("A-2"), done("A-3"), done("A-4")], [false, true, false]);
     assert_eq!(bed.invoices().await, ["A-1", "A-2", "A-3", "A-4"]);
     assert_eq!(bed.status("A-3").await.unwrap().0, "COMPLETED");

@@ -96,6 +96,13 @@ impl HandlerFailure {
         Self { kind: FailureKind::Transient, message: capped(message), violated: None }
     }
 
+    /// The handler returned, but the transaction in which it completed its job itself was not committed.
+    pub(crate) fn from_uncommitted_completion() -> Self {
+        let message =
+            "the handler returned without committing the transaction in which it completed its job".to_owned();
+        Self { kind: FailureKind::Transient, message, violated: None }
+    }
+
     /// A handler that was stopped at its `max_run`.
     pub fn timeout(max_run: Duration) -> Self {
         Self {

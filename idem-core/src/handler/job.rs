@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::{Classify, Disposition};
 use crate::key::{ConsumerName, EventKey};
+use crate::store::{Completion, Fenced, JobConnection, StoreError, Terms};
 
 /// The job a handler runs for. Take it as `job: &Job`.
 #[derive(Clone, Debug)]
@@ -20,6 +23,43 @@ pub struct Job {
     pub(crate) fence: i64,
     pub(crate) message_id: Arc<str>,
     pub(crate) cancel: CancellationToken,
+    /// The claim that a lease holds; nothing where there is none to complete.
+    pub(crate) held: Option<Arc<HeldClaim>>,
+}
+
+/// What completes a job that is held under a lease.
+#[derive(Debug)]
+pub(crate) struct HeldClaim {
+    pub terms: Terms,
+    pub completion: Completion,
+    /// The handler has completed the job inside a transaction of its own, which may or may not have been committed.
+    pub completed_inside: AtomicBool,
+}
+
+impl HeldClaim {
+    pub(crate) fn is_completed_inside(&self) -> bool {
+        self.completed_inside.load(Ordering::Acquire)
+    }
+}
+
+/// A job could not be completed inside the handler's own transaction. Return the error, so that the transaction is rolled
+/// back: its effect must not stand without the completion.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// Another worker has taken the job over, or an operator has ended it.
+    #[error("the job is no longer this worker's: its lease was lost")]
+    LeaseLost,
+    /// The statement failed.
+    #[error("the job could not be completed in the transaction")]
+    Store(#[from] StoreError),
+}
+
+/// It may pass: what became of the job is looked up, and the try repeated if it is still to be done.
+impl Classify for CompleteError {
+    fn disposition(&self) -> Disposition {
+        Disposition::Transient
+    }
 }
 
 /// Under which [`Job::downstream_key`]s are made. Changing it would change every key.
@@ -71,6 +111,50 @@ impl Job {
         Uuid::new_v5(&DOWNSTREAM_NAMESPACE, name.as_bytes()).to_string()
     }
 
+    /// Completes this job inside `connection`'s open transaction, so that the completion stands if and only if what the handler
+    /// wrote there does: for a handler that holds a lease because part of its effect is elsewhere, and keeps another part in
+    /// the guard's database. `connection` must be open to the database and schema that the store has its tables in.
+    ///
+    /// From then on the row is locked until the transaction ends, and nobody can take the job over. Commit soon, and return
+    /// `Ok`: whether the transaction was committed is read back, and if it was not, the try counts as failed. A value that
+    /// the handler returns is not kept.
+    ///
+    /// Where no lease is held (an atomic handler, whose own transaction completes the job; a [detached](Self::detached) job)
+    /// it does nothing.
+    ///
+    /// ```
+    /// use idem_core::{CompleteError, Job};
+    ///
+    /// # #[cfg(feature = "postgres")]
+    /// async fn settle(job: &Job, pool: &sqlx::PgPool, payment: i64) -> Result<(), Box<dyn std::error::Error>> {
+    ///     // … the call to the gateway, with `job.downstream_key("charge")` …
+    ///     let mut tx = pool.begin().await?;
+    ///     sqlx::query("INSERT INTO ledger (payment) VALUES ($1)").bind(payment).execute(&mut *tx).await?;
+    ///     job.complete_in(&mut *tx).await?;
+    ///     tx.commit().await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`CompleteError::LeaseLost`] if the lease was lost, and the engine's error otherwise. The row is as before, and the
+    /// transaction must be rolled back.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the transaction to be rolled back.
+    ///
+    /// # Crash safety
+    /// A crash before the commit leaves `PROCESSING`, one after it `COMPLETED`, each together with the transaction's writes.
+    pub async fn complete_in<C: JobConnection>(&self, connection: &mut C) -> Result<(), CompleteError> {
+        let Some(held) = &self.held else { return Ok(()) };
+        // Set first: if the reply is lost, the transaction may still be committed.
+        held.completed_inside.store(true, Ordering::Release);
+        match connection.complete(&held.terms, &held.completion).await? {
+            Fenced::Applied => Ok(()),
+            Fenced::LeaseLost => Err(CompleteError::LeaseLost),
+        }
+    }
+
     /// Waits until this try must stop. In lease mode it fires when the lease cannot be renewed or the time is up, and the
     /// handler's future is dropped a moment later. Where nothing can be gained by warning (an atomic handler, whose effect
     /// is rolled back; the deadline of ending; a lease that somebody else has) the future is dropped at once.
@@ -90,6 +174,7 @@ impl Job {
             fence: 1,
             message_id: Arc::from("detached"),
             cancel: CancellationToken::new(),
+            held: None,
         }
     }
 }

@@ -44,7 +44,7 @@ pub use options::{StoreOptions, connect};
 pub use postgres::PgStore;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
-pub use tx::{Statement, StoreTx, Tx, Value, WrongEngine, sql};
+pub use tx::{JobConnection, Statement, StoreTx, Tx, Value, WrongEngine, sql};
 
 /// The engines that idem can keep its rows in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use futures_util::future::BoxFuture;
 
-use super::{Answer, ClaimRequest, Engine, Returned, StoreError, Terms};
+use super::{Answer, ClaimRequest, Completion, Engine, Fenced, Returned, StoreError, Terms};
 use crate::handler::Transactional;
 use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::State;
@@ -75,6 +75,21 @@ pub trait StoreTx: Send {
 
     /// Undoes everything. An error means that the connection is gone, and the transaction with it.
     fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>>;
+}
+
+/// A connection that [`Job::complete_in`](crate::Job::complete_in) can work on: one of sqlx's, of an engine that idem has a
+/// store for.
+pub trait JobConnection: Send + sealed::Sealed {
+    /// Completes one job, fenced by its token, as [`Store::complete`](super::Store::complete) does.
+    ///
+    /// # Errors
+    /// The engine's. The transaction can then only be rolled back.
+    fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>>;
+}
+
+/// Only the engines' own connections.
+pub(super) mod sealed {
+    pub trait Sealed {}
 }
 
 /// The handler asks for a connection of another engine than the store's.

@@ -16,8 +16,9 @@ use self::queries::PgRows;
 use super::lent::{Lent, Savepoints, within};
 use super::rows::{self, ClaimAs, Rows as _};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, Operated, Purge, Renewal,
-    Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, locks, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, JobConnection, LockRequest, Operated,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value,
+    locks, migrate,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey, LockName};
@@ -380,6 +381,18 @@ impl Store for PgStore {
             let closing = async { tokio::join!(self.work.close(), self.control.close(), self.application.close()) };
             // What is still in use then is closed when it is dropped.
             let _ = timeout(CLOSE_TIMEOUT, closing).await;
+        }
+        .boxed()
+    }
+}
+
+impl super::tx::sealed::Sealed for PgConnection {}
+
+impl JobConnection for PgConnection {
+    fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
+        async move {
+            let answers = rows::complete(&mut PgRows(self), terms, std::slice::from_ref(done)).await?;
+            Ok(answers.first().copied().unwrap_or(Fenced::LeaseLost))
         }
         .boxed()
     }
