@@ -3,6 +3,7 @@
 pub use std::option::Option;
 pub use std::time::Duration;
 
+use crate::fingerprint::exact;
 pub use crate::handler::{
     Call, Classify, Disposition, Handler, HandlerFailure, Headers, IntoOutcome, IntoProbe, Mode, OnConflict, Parameter,
     Requirements, Spec, Transactional,
@@ -107,13 +108,13 @@ pub fn fingerprint() -> FingerprintBuilder {
 #[derive(Default)]
 pub struct FingerprintBuilder {
     fields: serde_json::Map<String, serde_json::Value>,
-    error: Option<serde_json::Error>,
+    error: Option<FingerprintError>,
 }
 
 impl FingerprintBuilder {
     /// Adds one field.
     pub fn field<T: serde::Serialize + ?Sized>(mut self, name: &str, value: &T) -> Self {
-        match serde_json::to_value(value) {
+        match exact(value) {
             Ok(value) => {
                 self.fields.insert(name.to_owned(), value);
             }
@@ -125,8 +126,8 @@ impl FingerprintBuilder {
     /// The fingerprint.
     pub fn finish(self) -> FingerprintResult {
         Some(match self.error {
-            Some(error) => Err(FingerprintError(error)),
-            None => Fingerprint::of(&self.fields),
+            Some(error) => Err(error),
+            None => Fingerprint::of_exact(&self.fields.into()),
         })
     }
 }

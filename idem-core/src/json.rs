@@ -45,7 +45,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), Unreadable> {
 /// The number as canonical JSON can hold it. That writes numbers as doubles (RFC 8785), and so merges integers beyond 2^53
 /// with their neighbours, and longer ones by the thousands. Such numbers become marked strings. Nothing, if it is no finite
 /// double.
-pub(crate) fn number(written: &str) -> Option<Value> {
+fn number(written: &str) -> Option<Value> {
     if let Ok(integer) = written.parse::<u64>() {
         return Some(if integer > EXACT { marked(INTEGER, written) } else { integer.into() });
     }
@@ -63,7 +63,7 @@ pub(crate) fn number(written: &str) -> Option<Value> {
 }
 
 /// A text that looks like a marked number gets a mark itself, so that no text equals a number.
-pub(crate) fn text(text: Cow<'_, str>) -> Value {
+fn text(text: Cow<'_, str>) -> Value {
     if text.starts_with(INTEGER) || text.starts_with(NUMBER) {
         return marked(INTEGER, &text);
     }

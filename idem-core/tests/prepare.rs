@@ -137,6 +137,25 @@ fn s4_only_chosen_fields_count() {
     assert_ne!(of(BOOKING), of(&noise.replace("5", "6")));
 }
 
+#[derive(Deserialize)]
+struct Transfer {
+    id: u64,
+    wei: u128,
+}
+
+#[idempotent(key = "id", consumer = "transfers", fingerprint = "wei")]
+async fn transfer(_event: Transfer) -> Result<(), std::io::Error> {
+    Ok(())
+}
+
+#[test]
+fn s4_chosen_fields_count_to_the_last_digit() {
+    let transfers = guard().bind(transfer).unwrap();
+    let of = |wei: &str| prepared(&transfers, &format!(r#"{{"id":1,"wei":{wei}}}"#)).fingerprint();
+    assert_ne!(of("100000000000000000001"), of("100000000000000000002"));
+    assert_eq!(of("100000000000000000001"), of("100000000000000000001"));
+}
+
 #[tokio::test]
 async fn a_direct_call_is_rejected_like_a_message() {
     let event = Booking { booking_id: 1, account_id: None, amount: 5 };
