@@ -56,7 +56,7 @@ async fn work(Task { address, kind, load }: Task) {
     let policy = Policy::default().lease(Duration::from_millis(300)).backoff(Duration::ZERO, Duration::from_millis(1));
     let guarded = kind.bind(&Guard::new(store).state(world).policy(policy));
     let deliveries = load.orders().iter().map(|order| delivery(&guarded, order, "m")).collect();
-    drive(&guarded, deliveries, |_, _| {}).await;
+    drive("a child", &guarded, deliveries, |_, _| {}).await;
 }
 
 /// Not a test of its own: what the child does. Without its task it has nothing to do.

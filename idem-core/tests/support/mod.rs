@@ -9,6 +9,7 @@
 pub mod subjects;
 
 pub mod handlers;
+pub mod relay;
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -264,10 +265,12 @@ pub fn comes_again(delivery: &Delivery, outcome: &Outcome) -> Option<Duration> {
 }
 
 /// Runs deliveries until each is at its end; `seen` is told every outcome on the way.
-pub async fn drive(guarded: &Guarded, mut open: Vec<Delivery>, mut seen: impl FnMut(&Delivery, &Outcome)) {
+pub async fn drive(what: &str, guarded: &Guarded, mut open: Vec<Delivery>, mut seen: impl FnMut(&Delivery, &Outcome)) {
+    let mut last = Vec::new();
     let driving = async {
         while !open.is_empty() {
             let decided = round(guarded, std::mem::take(&mut open)).await;
+            last = decided.iter().map(|(_, outcome)| outcome.clone()).collect();
             let mut wait = None;
             for (delivery, outcome) in decided {
                 seen(&delivery, &outcome);
@@ -279,7 +282,9 @@ pub async fn drive(guarded: &Guarded, mut open: Vec<Delivery>, mut seen: impl Fn
             sleep(wait.unwrap_or_default()).await;
         }
     };
-    timeout(PATIENCE, driving).await.expect("messages come to their end");
+    if timeout(PATIENCE, driving).await.is_err() {
+        panic!("{what}: messages do not come to their end; the last outcomes were {last:?}");
+    }
 }
 
 // ---- processes
@@ -312,4 +317,11 @@ pub fn setting(name: &str, default: u64) -> u64 {
 /// What random faults are drawn from.
 pub fn seed() -> u64 {
     setting("IDEM_TEST_SEED", 1)
+}
+
+/// Tells what was counted. A passing test's own output is not shown; this is.
+pub fn tell(counts: &str) {
+    use std::io::Write;
+    // Only for people: a closed terminal fails no test.
+    let _ = writeln!(std::io::stderr(), "{counts}");
 }
