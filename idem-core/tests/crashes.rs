@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -14,7 +13,7 @@ use idem_core::{Guard, Mode, Policy};
 use serde::{Deserialize, Serialize};
 
 use crate::support::handlers::{Kind, Order, World, delivery};
-use crate::support::{Address, ENGINES, Place, Sql, child as child_with, drive, task};
+use crate::support::{Address, ENGINES, Place, child as child_with, drive, task};
 
 /// How many children live at once.
 const AT_ONCE: usize = 4;
@@ -51,7 +50,7 @@ impl Load {
 
 /// One worker's life: asks for the jobs until all are decided.
 async fn work(Task { address, kind, load }: Task) {
-    let world = World { outside: Sql::open(&address.outside).await, worker: 0, in_statement: Arc::default() };
+    let world = World::new(&address.outside, 0).await;
     let store = connect(&address.store, &StoreOptions::default()).await.expect("the store works");
     let policy = Policy::default().lease(Duration::from_millis(300)).backoff(Duration::ZERO, Duration::from_millis(1));
     let guarded = kind.bind(&Guard::new(store).state(world).policy(policy));

@@ -163,7 +163,8 @@ fn server_of(url: &str) -> &str {
 async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
     let what = format!("{kind:?}, worker {number}, IDEM_TEST_SEED={}", seed());
     let mut random = StdRng::seed_from_u64(seed().wrapping_mul(1_000_003) ^ number);
-    let in_statement = Arc::new(AtomicBool::new(false));
+    let world = World::new(&place.address.outside, number).await;
+    let in_statement = Arc::clone(&world.in_statement);
     // Whether the fault came upon a handler's own statement.
     let upon_handler = Arc::new(AtomicBool::new(false));
     let (statement, struck) = (Arc::clone(&in_statement), Arc::clone(&upon_handler));
@@ -172,7 +173,6 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
     })
     .await;
     let store = connect(&through(&place.address.store, &relay), &options()).await.expect("the store works");
-    let world = World { outside: place.outside().await, worker: number, in_statement: Arc::clone(&in_statement) };
     let policy = Policy::default()
         .lease(LEASE)
         .max_run(if kind.mode() == Mode::Atomic { MAX_RUN } else { PATIENCE })

@@ -1,7 +1,8 @@
 //! The four kinds of handlers: effect in the guard's transaction or outside, one message or a batch.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idem_core::store::{Tx, sql};
@@ -31,6 +32,14 @@ pub struct World {
     pub worker: u64,
     /// A handler's own statement is under way in the guard's transaction.
     pub in_statement: Arc<AtomicBool>,
+    /// The fences under which jobs ran last.
+    pub fences: Arc<Mutex<HashMap<String, i64>>>,
+}
+
+impl World {
+    pub async fn new(outside: &str, worker: u64) -> Self {
+        Self { outside: Sql::open(outside).await, worker, in_statement: Arc::default(), fences: Arc::default() }
+    }
 }
 
 #[derive(Debug, thiserror::Error, Classify)]
@@ -82,6 +91,7 @@ async fn invoice(event: &Order, job: &Job, tx: &mut Tx, world: &World) -> Result
 }
 
 async fn called(job: &Job, world: &World) -> Result<(), Failed> {
+    world.fences.lock().expect("nothing panics while it is held").insert(job.key().to_string(), job.fence());
     let (key, fence, worker) = (job.key(), job.fence(), world.worker);
     world.outside.run(format!("INSERT INTO calls (job, fence, worker) VALUES ('{key}', {fence}, {worker})")).await?;
     Ok(())
