@@ -59,6 +59,8 @@ async fn run_carefully(inner: &Inner, delivery: Delivery, stop: &CancellationTok
     let keep = |delivery: Delivery, outcome: Outcome| {
         *decided.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery, outcome));
     };
+    let taken_over =
+        matches!(&claimed, Ok(Answer { decision: Decision::Run(Run { kind: RunKind::Takeover, .. }), .. }));
     match claimed {
         Err(undecided) => keep(delivery, Outcome::Undecided(undecided)),
         // The transaction claims once more with the same token, so it gets what was claimed here.
@@ -68,7 +70,11 @@ async fn run_carefully(inner: &Inner, delivery: Delivery, stop: &CancellationTok
             give_back(vec![delivery], vec![outcome], &keep);
         }
     }
-    let Some((delivery, outcome)) = decided.into_inner().unwrap_or_else(PoisonError::into_inner) else { return };
+    let Some((delivery, mut outcome)) = decided.into_inner().unwrap_or_else(PoisonError::into_inner) else { return };
+    if let Outcome::Completed { takeover, .. } = &mut outcome {
+        // For the transaction it was its own claim.
+        *takeover |= taken_over;
+    }
     if leaves_its_claim(&outcome) {
         // Its transaction is over or rolled back, so nothing of it runs any more. Before it is reported: whoever asks for it
         // next would find it in progress, with a try that it never had.

@@ -168,10 +168,13 @@ impl StoreTx for WatchedTx {
     }
 
     fn commit(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.line.carry("tx.commit", self.inner.commit())
+        // Not before it is carried: where it is called, it may take effect.
+        let Self { inner, line } = *self;
+        line.carry("tx.commit", async move { inner.commit().await }.boxed())
     }
 
     fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.line.carry("tx.rollback", self.inner.rollback())
+        let Self { inner, line } = *self;
+        line.carry("tx.rollback", async move { inner.rollback().await }.boxed())
     }
 }
