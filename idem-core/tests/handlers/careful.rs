@@ -98,7 +98,9 @@ async fn a_killer_runs_out_of_attempts(engine: Engine, url: &str) {
     for (key, row) in keys.iter().zip(&rows) {
         match key.as_str() {
             "B" => assert!(matches!(row, RowState::Failed { record: Record { attempts: 3, .. }, .. }), "{row:?}"),
-            _ => assert!(matches!(row, RowState::Completed { record: Record { attempts: 1, .. }, .. }), "{key}: {row:?}"),
+            _ => {
+                assert!(matches!(row, RowState::Completed { record: Record { attempts: 1, .. }, .. }), "{key}: {row:?}")
+            }
         }
     }
     let mut tx = store.begin().await.unwrap();
@@ -212,9 +214,14 @@ async fn a_careful_run_that_is_stopped_gives_its_claim_and_its_attempt_back() {
 #[tokio::test]
 async fn an_outage_costs_no_attempt() {
     let bench = memory().await;
-    for (call, takes_effect) in
-        [("claim", false), ("claim", true), ("begin", false), ("tx.claim", false), ("tx.commit", false), ("tx.commit", true)]
-    {
+    for (call, takes_effect) in [
+        ("claim", false),
+        ("claim", true),
+        ("begin", false),
+        ("tx.claim", false),
+        ("tx.commit", false),
+        ("tx.commit", true),
+    ] {
         let what = format!("{call} {takes_effect}");
         let (store, line) = Watched::new(Arc::clone(&bench.store));
         let guarded = bind(store, &World::default());

@@ -64,7 +64,9 @@ async fn settle(
         "forget" if first => return Ok("forgotten".to_owned()),
         "hang" if !told.is_second_time.swap(true, Ordering::SeqCst) => std::future::pending().await,
         "gate" | "two gates" => world.passes_gate().await,
-        "refused" => drop(sqlx::query("INSERT INTO refs VALUES ('taken')").execute(&mut *tx).await?),
+        "refused" => {
+            sqlx::query("INSERT INTO refs VALUES ('taken')").execute(&mut *tx).await?;
+        }
         "abort before" if first => std::process::abort(),
         _ => {}
     }
@@ -452,7 +454,10 @@ async fn t1_on_sqlite_too() {
     for (act, attempts) in [("", 1), ("roll back", 2), ("forget", 2)] {
         let id = format!("A {act}");
         let ended = until_ended(&guarded, vec![delivery(&guarded, &order(&id, act))]).await;
-        assert!(matches!(ended[&id], Outcome::Completed { attempt, .. } if i64::from(attempt) == attempts), "{ended:?}");
+        assert!(
+            matches!(ended[&id], Outcome::Completed { attempt, .. } if i64::from(attempt) == attempts),
+            "{ended:?}"
+        );
         let (status, tried, _) = sqlite_row(&sqlite, &id).await.unwrap();
         assert_eq!((status.as_str(), tried), ("COMPLETED", attempts), "{act}");
         let count = "SELECT count(*) FROM ledger WHERE id = ?1";

@@ -44,8 +44,15 @@ async fn posting(event: Order, tx: &mut PgConnection, world: State<World>) -> Re
 }
 
 /// Holds its lock until the test lets it go. Does nothing but that.
-#[idempotent(key = "id", consumer = "holding", lock = "account", lease = "900ms", max_run = "60s", attempts = 3,
-    backoff = "1ms..1ms")]
+#[idempotent(
+    key = "id",
+    consumer = "holding",
+    lock = "account",
+    lease = "900ms",
+    max_run = "60s",
+    attempts = 3,
+    backoff = "1ms..1ms"
+)]
 async fn holding(event: Order, job: &Job, world: State<World>) -> Result<(), Failed> {
     world.begins(&event.id);
     let _inside = world.enter(&event.account);
@@ -133,9 +140,8 @@ async fn l5_leases_with_one_lock_never_run_at_once() {
         let guarded = guard.bind(transfer).unwrap();
         for batch in 0..4 {
             // Each account twice: within a batch they exclude each other too.
-            let orders = (0..6).map(|number| {
-                order_on(ACCOUNTS[(number + batch) % 3], &format!("{worker}-{batch}-{number}"), "")
-            });
+            let orders = (0..6)
+                .map(|number| order_on(ACCOUNTS[(number + batch) % 3], &format!("{worker}-{batch}-{number}"), ""));
             batches.push((guarded.clone(), orders.collect()));
         }
     }
@@ -305,7 +311,11 @@ async fn l5_a_lock_is_free_as_soon_as_the_outcome_is_written() {
         let guarded = bench.guard().state(world.clone()).bind(keeping).unwrap();
         for (id, act) in [("done", ""), ("failed", "never"), ("panics", "panic"), ("next", "")] {
             let outcome = run_one(&guarded, &order_on("1", id, act)).await;
-            assert!(matches!(outcome, Outcome::Completed { .. } | Outcome::Failed { .. }), "{}: {outcome:?}", bench.name);
+            assert!(
+                matches!(outcome, Outcome::Completed { .. } | Outcome::Failed { .. }),
+                "{}: {outcome:?}",
+                bench.name
+            );
         }
         // Nor do those keep one who have nothing to do: a duplicate, a conflict, a dead job.
         let duplicate = run_one(&guarded, &order_on("1", "done", "")).await;

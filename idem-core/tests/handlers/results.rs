@@ -191,9 +191,8 @@ async fn r1_each_job_of_a_batch_keeps_its_own_result_also_where_others_fail() {
         let order_at = |number: usize| order(&format!("A-{number}"), if bad(number) { "never" } else { "" });
         // Once without savepoints at first, and once with them from the beginning.
         for first in [0, 40] {
-            let orders: Vec<_> = (0..40)
-                .map(|number| Order { id: format!("A-{}", first + number), ..order_at(number) })
-                .collect();
+            let orders: Vec<_> =
+                (0..40).map(|number| Order { id: format!("A-{}", first + number), ..order_at(number) }).collect();
             let outcomes = run(&guarded, &orders).await;
             for (number, order) in orders.iter().enumerate() {
                 let what = format!("{} {}", bench.name, order.id);

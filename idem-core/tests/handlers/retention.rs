@@ -44,11 +44,10 @@ async fn what_ended_long_ago_goes_and_nothing_else_does() {
     let of_consumer = retention.clone().consumer(terms("kept").consumer);
     let purged = retention::purge(&*store, &of_consumer).await.expect("the store works");
     assert_eq!(purged, Purged { rows: 26, batches: 3 }, "25 completed and one that failed for good");
-    let left: Vec<String> =
-        sqlx::query_scalar("SELECT idempotency_key FROM processed_jobs ORDER BY idempotency_key")
-            .fetch_all(sqlite.store.pool())
-            .await
-            .unwrap();
+    let left: Vec<String> = sqlx::query_scalar("SELECT idempotency_key FROM processed_jobs ORDER BY idempotency_key")
+        .fetch_all(sqlite.store.pool())
+        .await
+        .unwrap();
     assert_eq!(left, ["held", "other", "waits", "young"]);
     assert_eq!(retention::purge(&*store, &retention).await.expect("the store works"), Purged { rows: 1, batches: 1 });
     assert_eq!(retention::purge(&*store, &retention).await.expect("the store works"), Purged::default());

@@ -539,9 +539,7 @@ impl<'a> Shift<'a> {
     /// Nothing of it is committed: it is halved as others are. A commit whose reply was lost may still come, but then the
     /// rows refuse to be completed inside another transaction.
     fn take_unsure(&mut self, part: Vec<usize>, failure: &HandlerFailure, states: &[State]) {
-        let is_held = |(index, state): (&usize, &State)| {
-            matches!(state, State::Processing { token, .. } if *token == self.jobs[*index].run.token)
-        };
+        let is_held = |(index, state): (&usize, &State)| matches!(state, State::Processing { token, .. } if *token == self.jobs[*index].run.token);
         if self.may_be_halved(&part) && part.iter().zip(states).all(is_held) {
             for &index in &part {
                 self.jobs[index].claim.completed_inside.store(false, Ordering::Release);
