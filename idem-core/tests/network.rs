@@ -261,7 +261,7 @@ struct Seen {
 impl Seen {
     fn note(&mut self, what: &str, key: &EventKey, outcome: &Outcome, loses_its_try: bool) {
         match outcome {
-            Outcome::Completed { already_done: false, .. } => {}
+            Outcome::Completed { already_done: None, .. } => {}
             Outcome::Undecided(_) => self.undecided += 1,
             Outcome::LeaseLost => *self.lost.entry(key.clone()).or_default() += 1,
             Outcome::Failed { failure, .. } if failure.kind == FailureKind::Timeout && loses_its_try => {

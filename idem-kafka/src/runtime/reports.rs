@@ -29,6 +29,9 @@ impl Loop {
             self.withdraw(|item| item.record.id == id);
             gate.set_open(self.ending.is_none());
             self.gates.insert(id, gate);
+            if self.routes[id.topic].guarded.spec().mode == Mode::Atomic {
+                self.careful.insert(id, Careful::new(self.config.careful_records));
+            }
             self.assignment.assign(id, committed);
         }
         tracing::info!(partitions = self.assignment.len(), "partitions assigned");
@@ -84,6 +87,7 @@ impl Loop {
         for id in ids {
             self.assignment.remove(*id);
             self.gates.remove(id);
+            self.careful.remove(id);
         }
         let gone: HashSet<_> = ids.iter().copied().collect();
         self.withdraw(|item| gone.contains(&item.record.id));
@@ -127,22 +131,30 @@ impl Loop {
         match decode(&route.guarded, &record) {
             Ok(delivery) => {
                 let key = delivery.key().clone();
-                route.dispatch.push(&key, ticket);
-                let delivery = Some(delivery.with_tag(ticket));
-                let record = Arc::new(record);
-                self.items.insert(
-                    ticket,
-                    Item { record, epoch, key: Some(key), delivery, place: Place::Waiting, times: 0, letter: None },
-                );
+                let careful = self.careful.get_mut(&record.id);
+                let admission = careful.map_or(Admission::Free, |careful| careful.admit(ticket));
+                if admission != Admission::Wait {
+                    route.dispatch.push(&key, ticket);
+                }
+                let delivery = delivery.with_tag(ticket);
+                let untried = admission == Admission::Careful;
+                let delivery = Some(if untried { delivery.with_care() } else { delivery });
+                self.items.insert(ticket, Item::new(record, epoch, Some(key), delivery, untried));
             }
             Err(verdict) => {
                 self.stats.rejected();
-                let record = Arc::new(record);
-                self.items.insert(
-                    ticket,
-                    Item { record, epoch, key: None, delivery: None, place: Place::Waiting, times: 0, letter: None },
-                );
+                self.items.insert(ticket, Item::new(record, epoch, None, None, false));
                 self.set_aside(ticket, verdict);
+            }
+        }
+    }
+
+    /// A careful record was tried, or is gone: those behind it may run if it was the last.
+    pub(super) fn tried(&mut self, id: PartitionId) {
+        let Some(careful) = self.careful.get_mut(&id) else { return };
+        for ticket in careful.tried() {
+            if let Some(Item { key: Some(key), .. }) = self.items.get(&ticket) {
+                self.routes[id.topic].dispatch.push(key, ticket);
             }
         }
     }
