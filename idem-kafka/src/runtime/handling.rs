@@ -99,7 +99,7 @@ impl Loop {
         let current = self.assignment.is_current(id, item.epoch);
         if item.untried && !matches!(outcome, Outcome::Undecided(_)) {
             item.untried = false;
-            self.tried(id);
+            self.tried(id, matches!(outcome, Outcome::Duplicate(_)));
         }
         self.log(&delivery, &outcome);
         self.count(&outcome);
@@ -196,7 +196,7 @@ impl Loop {
             self.routes[item.record.id.topic].dispatch.remove(key, ticket);
         }
         if item.untried {
-            self.tried(item.record.id);
+            self.tried(item.record.id, true);
         }
         self.release_memory(&item.record);
         self.set_gate(item.record.id);
@@ -220,7 +220,7 @@ impl Loop {
             if let Some(item) = self.items.remove(&ticket) {
                 self.release_memory(&item.record);
                 if item.untried {
-                    self.tried(item.record.id);
+                    self.tried(item.record.id, true);
                 }
             }
         }

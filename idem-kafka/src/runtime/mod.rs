@@ -39,7 +39,7 @@ use crate::dead_letter::{DeadLetters, Verdict, verdict};
 use crate::decode::decode;
 use crate::dispatch::{Dispatch, Ticket};
 use crate::error::{Error, ErrorKind};
-use crate::flow::{BatchSize, in_progress_wait, may_read, probe_wait};
+use crate::flow::{BatchSize, in_progress_wait, longest_span, may_read, probe_wait};
 use crate::record::Record;
 use crate::stats::{Stats, Summary};
 use commit::Commits;
@@ -218,9 +218,16 @@ struct Item {
 }
 
 impl Item {
-    fn new(record: Record, epoch: Epoch, key: Option<EventKey>, delivery: Option<Delivery>, untried: bool) -> Self {
+    fn new(record: Record, epoch: Epoch, key: Option<EventKey>, delivery: Option<Delivery>) -> Self {
         let record = Arc::new(record);
-        Self { record, epoch, key, delivery, place: Place::Waiting, untried, times: 0, letter: None }
+        Self { record, epoch, key, delivery, place: Place::Waiting, untried: false, times: 0, letter: None }
+    }
+
+    fn admit(&mut self, admission: Admission) {
+        if admission == Admission::Careful {
+            self.untried = true;
+            self.delivery = self.delivery.take().map(Delivery::with_care);
+        }
     }
 }
 

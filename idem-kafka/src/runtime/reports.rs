@@ -30,7 +30,8 @@ impl Loop {
             gate.set_open(self.ending.is_none());
             self.gates.insert(id, gate);
             if self.routes[id.topic].guarded.spec().mode == Mode::Atomic {
-                self.careful.insert(id, Careful::new(self.config.careful_records));
+                let span = longest_span(self.config.run_ahead);
+                self.careful.insert(id, Careful::new(self.config.careful_records, span));
             }
             self.assignment.assign(id, committed);
         }
@@ -136,26 +137,35 @@ impl Loop {
                 if admission != Admission::Wait {
                     route.dispatch.push(&key, ticket);
                 }
-                let delivery = delivery.with_tag(ticket);
-                let untried = admission == Admission::Careful;
-                let delivery = Some(if untried { delivery.with_care() } else { delivery });
-                self.items.insert(ticket, Item::new(record, epoch, Some(key), delivery, untried));
+                let mut item = Item::new(record, epoch, Some(key), Some(delivery.with_tag(ticket)));
+                item.admit(admission);
+                self.items.insert(ticket, item);
             }
             Err(verdict) => {
                 self.stats.rejected();
-                self.items.insert(ticket, Item::new(record, epoch, None, None, false));
+                self.items.insert(ticket, Item::new(record, epoch, None, None));
                 self.set_aside(ticket, verdict);
             }
         }
     }
 
     /// A careful record was tried, or is gone: those behind it may run if it was the last.
-    pub(super) fn tried(&mut self, id: PartitionId) {
+    pub(super) fn tried(&mut self, id: PartitionId, was_done: bool) {
         let Some(careful) = self.careful.get_mut(&id) else { return };
-        for ticket in careful.tried() {
-            if let Some(Item { key: Some(key), .. }) = self.items.get(&ticket) {
-                self.routes[id.topic].dispatch.push(key, ticket);
+        let mut gone = 0;
+        for (ticket, admission) in careful.tried(was_done) {
+            if let Some(item) = self.items.get_mut(&ticket) {
+                item.admit(admission);
+                if let Some(key) = &item.key {
+                    self.routes[id.topic].dispatch.push(key, ticket);
+                }
+            } else if admission == Admission::Careful {
+                gone += 1;
             }
+        }
+        // What has left memory meanwhile makes room.
+        for _ in 0..gone {
+            self.tried(id, true);
         }
     }
 
