@@ -15,6 +15,14 @@ mod postgres {
     idem_core::store_contract!(crate::subjects::postgres);
 }
 
+mod postgres_in_parts {
+    idem_core::store_contract!(crate::subjects::postgres_partitioned);
+}
+
+mod postgres_whose_default_is_serializable {
+    idem_core::store_contract!(crate::subjects::postgres_serializable);
+}
+
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]

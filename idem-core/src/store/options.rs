@@ -39,6 +39,9 @@ pub struct StoreOptions {
     /// rolls it back. Default 15 min: a frozen worker must not keep its keys for ever. Keep it above every handler's
     /// `max_run` (default 5 min), or the server ends a handler's transaction before its own time is up.
     pub idle_transaction_timeout: Duration,
+    /// PostgreSQL: whether the table is made in 16 parts, by a hash of the key, when it is made anew. Default no. For tens of
+    /// millions of rows: indexes and vacuum stay small. A table that is there stays as it is.
+    pub partitioned: bool,
 }
 
 impl Default for StoreOptions {
@@ -49,6 +52,7 @@ impl Default for StoreOptions {
             call_timeout: Duration::from_secs(15),
             lock_timeout: Duration::from_secs(10),
             idle_transaction_timeout: Duration::from_secs(900),
+            partitioned: false,
         }
     }
 }
@@ -81,6 +85,12 @@ impl StoreOptions {
     /// Sets how long a handler's transaction may be idle.
     pub fn idle_transaction_timeout(mut self, idle_transaction_timeout: Duration) -> Self {
         self.idle_transaction_timeout = idle_transaction_timeout;
+        self
+    }
+
+    /// Sets whether a new table is made in parts.
+    pub fn partitioned(mut self, partitioned: bool) -> Self {
+        self.partitioned = partitioned;
         self
     }
 

@@ -122,6 +122,16 @@ pub async fn postgres() -> PostgresSubject {
     postgres_with(&StoreOptions::default(), |schema| schema.url.clone()).await
 }
 
+pub async fn postgres_partitioned() -> PostgresSubject {
+    postgres_with(&StoreOptions::default().partitioned(true), |schema| schema.url.clone()).await
+}
+
+/// The user's default isolation is not the guard's business: it names its own.
+pub async fn postgres_serializable() -> PostgresSubject {
+    let url = |schema: &Schema| schema.url_with("default_transaction_isolation", "serializable");
+    postgres_with(&StoreOptions::default(), url).await
+}
+
 pub async fn postgres_with(options: &StoreOptions, url: impl FnOnce(&Schema) -> String) -> PostgresSubject {
     let schema = Schema::new().await;
     let store = PgStore::connect(&url(&schema), options).await.expect("PostgreSQL answers");

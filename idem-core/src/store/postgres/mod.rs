@@ -233,7 +233,8 @@ impl Store for PgStore {
         async move {
             let mut tx = self.begin_tx().await?;
             let mut tables = PgRows(&mut tx.lent.connection);
-            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES);
+            let anew = if self.options.partitioned { migrate::PARTITIONED } else { migrate::PLAIN };
+            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES, anew);
             match within(MIGRATE_TIMEOUT, "migrate the tables", migrate).await {
                 Ok(()) => tx.commit().await,
                 Err(error) => {
