@@ -15,6 +15,10 @@ mod postgres {
     idem_core::store_contract!(crate::subjects::postgres);
 }
 
+mod postgres_behind_a_transaction_pooler {
+    idem_core::store_contract!(crate::subjects::postgres_behind_a_transaction_pooler);
+}
+
 mod postgres_in_parts {
     idem_core::store_contract!(crate::subjects::postgres_partitioned);
 }
