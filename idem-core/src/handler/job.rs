@@ -47,8 +47,8 @@ impl HeldClaim {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// Another worker has taken the job over, or an operator has ended it.
-    #[error("the job is no longer this worker's: its lease was lost")]
+    /// Another worker has taken the job over, an operator has ended it, or an earlier transaction has completed it.
+    #[error("the job is no longer this worker's: its lease was lost, or it is completed already")]
     LeaseLost,
     /// The statement failed.
     #[error("the job could not be completed in the transaction")]
@@ -116,8 +116,9 @@ impl Job {
     /// the guard's database. `connection` must be open to the database and schema that the store has its tables in.
     ///
     /// From then on the row is locked until the transaction ends, and nobody can take the job over. Commit soon, and return
-    /// `Ok`: whether the transaction was committed is read back, and if it was not, the try counts as failed. A value that
-    /// the handler returns is not kept.
+    /// `Ok`: whether the transaction was committed is read back, and if it was not, the try counts as failed. What the handler
+    /// does after the commit has no lease that could be renewed: it is dropped when the one it had would have ended, and the
+    /// job stays completed. A value that the handler returns is not kept.
     ///
     /// Where no lease is held (an atomic handler, whose own transaction completes the job; a [detached](Self::detached) job)
     /// it does nothing.
@@ -137,8 +138,9 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// [`CompleteError::LeaseLost`] if the lease was lost, and the engine's error otherwise. The row is as before, and the
-    /// transaction must be rolled back.
+    /// [`CompleteError::LeaseLost`] if the lease was lost or the job is completed already, also by an earlier transaction of
+    /// this very try whose commit seemed to fail; and the engine's error otherwise. The row is as before, and the transaction
+    /// must be rolled back.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the transaction to be rolled back.

@@ -5,6 +5,7 @@
 //! therefore may run more than once for one message; only what the last transaction did is kept.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -62,30 +63,60 @@ async fn done_already(inner: &Inner, deliveries: &[Delivery]) -> Result<Vec<bool
 /// Commits the claim, and with it the attempt, before the handler runs: if it kills the process, that was a try. One at a
 /// time, so that no other message's attempt is counted for it.
 async fn run_carefully(inner: &Inner, delivery: Delivery, stop: &CancellationToken, report: &dyn Report) {
+    let (key, token) = (delivery.key().clone(), delivery.token());
+    let _turn = tokio::select! {
+        biased;
+        () = stop.cancelled() => return report.decided(delivery, Outcome::Undecided(Undecided::Cancelled)),
+        turn = inner.careful.lock() => turn,
+    };
     let claimed = tokio::select! {
         biased;
         () = stop.cancelled() => Err(Undecided::Cancelled),
-        claimed = async {
-            let turn = inner.careful.lock().await;
-            claim_ahead(inner, &delivery).await.map(|answer| (turn, answer)).map_err(Undecided::from_store)
-        } => claimed,
+        claimed = claim_ahead(inner, &delivery) => claimed.map_err(Undecided::from_store),
     };
+    let decided = Mutex::new(None);
+    let keep = |delivery: Delivery, outcome: Outcome| {
+        *decided.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery, outcome));
+    };
+    let taken_over =
+        matches!(&claimed, Ok(Answer { decision: Decision::Run(Run { kind: RunKind::Takeover, .. }), .. }));
     match claimed {
-        Err(undecided) => report.decided(delivery, Outcome::Undecided(undecided)),
+        Err(undecided) => keep(delivery, Outcome::Undecided(undecided)),
         // The transaction claims once more with the same token, so it gets what was claimed here.
-        Ok((_turn, Answer { decision: Decision::Run(_), .. })) => {
-            let (key, token) = (delivery.key().clone(), delivery.token());
-            run_together(inner, vec![delivery], stop, report).await;
-            if stop.is_cancelled() {
-                // Its transaction is over or rolled back, so nothing of it runs any more. If it is decided, this changes
-                // nothing.
-                give_up_claim(inner, key, token).await;
-            }
-        }
-        Ok((_, answer)) => {
+        Ok(Answer { decision: Decision::Run(_), .. }) => run_together(inner, vec![delivery], stop, &keep).await,
+        Ok(answer) => {
             let outcome = inner.outcome(&delivery, &answer);
-            give_back(vec![delivery], vec![outcome], report);
+            give_back(vec![delivery], vec![outcome], &keep);
         }
+    }
+    let Some((delivery, mut outcome)) = decided.into_inner().unwrap_or_else(PoisonError::into_inner) else { return };
+    if let Outcome::Completed { takeover, .. } = &mut outcome {
+        // For the transaction it was its own claim.
+        *takeover |= taken_over;
+    }
+    if leaves_its_claim(&outcome) {
+        // Its transaction is over or rolled back, so nothing of it runs any more. Before it is reported: whoever asks for it
+        // next would find it in progress, with a try that it never had.
+        give_up_claim(inner, key, token).await;
+    }
+    report.decided(delivery, outcome);
+}
+
+/// Whether a claim that was committed ahead may still be held after its transaction.
+fn leaves_its_claim(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Completed { .. }
+        | Outcome::Duplicate(_)
+        | Outcome::Conflict
+        | Outcome::NotDue { .. }
+        | Outcome::Failed { .. }
+        | Outcome::Exhausted { .. }
+        | Outcome::LeaseLost => false,
+        // Its lock is somebody else's (L5).
+        Outcome::InProgress { .. } => true,
+        Outcome::Undecided(Undecided::Cancelled | Undecided::Contention(_) | Undecided::Broken(_)) => true,
+        // Nobody would hear it. Asked again with the same token, it is the same claim, and the same try.
+        Outcome::Undecided(Undecided::Unavailable(_)) => false,
     }
 }
 
@@ -408,10 +439,15 @@ impl Work<'_> {
         let events = part.iter().map(|claimed| self.batch[claimed.index].take_event()).collect();
         let max_run = self.inner.policy.max_run;
         let running = caught(self.inner.handler.call(&jobs, events, Some(self.tx), &self.inner.guard.states));
-        match tokio::time::timeout(max_run, running).await {
-            Ok(result) => result.map(drop),
-            Err(_) => Err(HandlerFailure::timeout(max_run)),
+        let output = match tokio::time::timeout(max_run, running).await {
+            Ok(result) => result?,
+            Err(_) => return Err(HandlerFailure::timeout(max_run)),
+        };
+        // What a call for several returned is no one job's.
+        if let [alone] = part {
+            self.outputs.insert(alone.index, output);
         }
+        Ok(())
     }
 }
 

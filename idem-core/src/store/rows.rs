@@ -243,6 +243,19 @@ pub(crate) async fn complete(
     fenced(settle(rows, terms, writes, &firsts, &applied).await?)
 }
 
+/// Marks one job as completed inside a transaction of its handler's. What is completed already is refused, also if this very
+/// claim did it: another transaction of the handler's has committed, perhaps without its hearing of it, and what it wrote
+/// must not be written twice.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) async fn complete_once(
+    rows: &mut impl Rows,
+    terms: &Terms,
+    done: &Completion,
+) -> Result<Fenced, StoreError> {
+    let applied = rows.complete(terms, &[done]).await?;
+    Ok(if applied.contains(&done.request.key) { Fenced::Applied } else { Fenced::LeaseLost })
+}
+
 /// Extends leases.
 pub(crate) async fn renew(
     rows: &mut impl Rows,

@@ -80,7 +80,8 @@ pub trait StoreTx: Send {
 /// A connection that [`Job::complete_in`](crate::Job::complete_in) can work on: one of sqlx's, of an engine that idem has a
 /// store for.
 pub trait JobConnection: Send + sealed::Sealed {
-    /// Completes one job, fenced by its token, as [`Store::complete`](super::Store::complete) does.
+    /// Completes one job, fenced by its token as by [`Store::complete`](super::Store::complete), but only once: a job that is
+    /// completed already, also by this claim, is answered as [`Fenced::LeaseLost`].
     ///
     /// # Errors
     /// The engine's. The transaction can then only be rolled back.

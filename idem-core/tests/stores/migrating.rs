@@ -172,6 +172,127 @@ async fn a_table_that_is_gone_is_a_schema_error() {
     }
 }
 
+// ---- looking without changing anything
+
+/// The kind and the sentence of refused tables.
+async fn found_wrong(store: &dyn Store) -> (StoreErrorKind, String) {
+    let error = store.check_schema().await.expect_err("they must be refused");
+    (error.kind(), error.to_string())
+}
+
+async fn tables_of_postgres(pool: &PgPool) -> Vec<String> {
+    let tables = "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1";
+    sqlx::query_scalar(tables).fetch_all(pool).await.expect("the catalogue can be read")
+}
+
+async fn tables_of_sqlite(pool: &SqlitePool) -> Vec<String> {
+    let tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1";
+    sqlx::query_scalar(tables).fetch_all(pool).await.expect("the catalogue can be read")
+}
+
+#[tokio::test]
+async fn tables_that_are_not_there_are_missed_and_not_made() {
+    let schema = Schema::new().await;
+    let postgres = PgStore::connect(&schema.url, &few_connections()).await.expect("PostgreSQL answers");
+    let folder = Folder::new();
+    let sqlite = SqliteStore::connect(&folder.url(), &StoreOptions::default()).await.expect("the file can be made");
+    for store in [&postgres as &dyn Store, &sqlite] {
+        let (kind, text) = found_wrong(store).await;
+        assert_eq!(kind, StoreErrorKind::Schema, "{text}");
+        assert!(text.contains("the tables are not there; migrate them first"), "{text}");
+    }
+    assert_eq!(tables_of_postgres(postgres.pool()).await, [""; 0]);
+    assert_eq!(tables_of_sqlite(sqlite.pool()).await, [""; 0]);
+    for store in [&postgres as &dyn Store, &sqlite] {
+        store.migrate().await.expect("empty tables can be made");
+        store.check_schema().await.expect("they are there");
+    }
+}
+
+/// As the first version left them.
+const OLDER: &str = "DROP TABLE job_locks; DELETE FROM _idem_migrations WHERE version = 2";
+
+#[tokio::test]
+async fn tables_of_an_older_version_are_refused_and_not_changed() {
+    let (postgres, sqlite) = (postgres().await, sqlite().await);
+    on_postgres(postgres.store.pool(), OLDER).await;
+    on_sqlite(sqlite.store.pool(), OLDER).await;
+    for store in [&postgres.store as &dyn Store, &sqlite.store] {
+        let (kind, text) = found_wrong(store).await;
+        assert_eq!(kind, StoreErrorKind::Schema, "{text}");
+        assert!(text.contains("the tables are of version 1") && text.contains("0002_job_locks"), "{text}");
+        assert!(text.contains("migrate them first"), "{text}");
+    }
+    let first = ["_idem_migrations", "processed_jobs"];
+    assert_eq!(tables_of_postgres(postgres.store.pool()).await, first);
+    assert_eq!(tables_of_sqlite(sqlite.store.pool()).await, first);
+    for store in [&postgres.store as &dyn Store, &sqlite.store] {
+        store.migrate().await.expect("as the sentence says");
+        store.check_schema().await.expect("they are of this version");
+    }
+}
+
+#[tokio::test]
+async fn tables_of_a_newer_or_another_version_are_found() {
+    for (change, said) in [(NEWER, "version 99"), (CHANGED, "another migration 1")] {
+        let (postgres, sqlite) = (postgres().await, sqlite().await);
+        on_postgres(postgres.store.pool(), change).await;
+        on_sqlite(sqlite.store.pool(), change).await;
+        for store in [&postgres.store as &dyn Store, &sqlite.store] {
+            let (kind, text) = found_wrong(store).await;
+            assert_eq!(kind, StoreErrorKind::Schema, "{text}");
+            assert!(text.contains(said), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn s3_a_table_without_its_primary_key_is_found_and_not_repaired() {
+    let (postgres, sqlite) = (postgres().await, sqlite().await);
+    on_postgres(postgres.store.pool(), "ALTER TABLE processed_jobs DROP CONSTRAINT processed_jobs_pkey").await;
+    let copy = "ALTER TABLE processed_jobs RENAME TO damaged; CREATE TABLE processed_jobs AS SELECT * FROM damaged";
+    on_sqlite(sqlite.store.pool(), copy).await;
+    for store in [&postgres.store as &dyn Store, &sqlite.store] {
+        for _ in 0..2 {
+            let (kind, text) = found_wrong(store).await;
+            assert_eq!(kind, StoreErrorKind::Schema, "{text}");
+            assert!(text.contains("no primary key (consumer_name, idempotency_key)"), "{text}");
+        }
+    }
+}
+
+/// It is recorded as made, and was dropped since.
+#[tokio::test]
+async fn a_recorded_table_that_is_gone_is_found() {
+    let (postgres, sqlite) = (postgres().await, sqlite().await);
+    on_postgres(postgres.store.pool(), "DROP TABLE processed_jobs").await;
+    on_sqlite(sqlite.store.pool(), "DROP TABLE processed_jobs").await;
+    for store in [&postgres.store as &dyn Store, &sqlite.store] {
+        assert_eq!(found_wrong(store).await.0, StoreErrorKind::Schema);
+    }
+}
+
+/// Who may read and write rows, and make nothing.
+#[tokio::test]
+async fn a_user_who_may_not_make_tables_can_look() {
+    let subject = postgres().await;
+    let role = format!("reader_{}", uuid::Uuid::new_v4().simple());
+    let schema = &subject.schema.name;
+    let grant = format!(
+        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+    );
+    on_postgres(subject.store.pool(), &grant).await;
+    let (_, address) = subject.schema.url.split_once('@').expect("the test server's address names a user");
+    let store = PgStore::connect(&format!("postgres://{role}@{address}"), &few_connections()).await;
+    let store = store.expect("PostgreSQL answers");
+    let (looked, claimed) = (store.check_schema().await, store.claim(&terms("reader"), &[request("a", 1)]).await);
+    store.close().await;
+    on_postgres(subject.store.pool(), &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    looked.expect("nothing is to be made");
+    claimed.expect("and it works");
+}
+
 #[tokio::test]
 async fn a_search_path_without_a_schema_is_refused() {
     let schema = Schema::new().await;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::shift::Shift;
 use super::{BUSY_LOCK, CrashPoint, Delivery, Inner, Outcome, Report, Undecided};
-use crate::machine::{Decision, Run, RunDeadline};
+use crate::machine::{Decision, Run, RunDeadline, Token};
 use crate::store::{Answer, LockRequest, StoreError, StoreErrorKind};
 
 pub(super) async fn run(
@@ -73,6 +73,10 @@ async fn claim(inner: &Inner, deliveries: &mut [Delivery]) -> Result<Vec<Option<
     if !owed.is_empty() {
         // Whether a row was still theirs or not, nothing is owed afterwards.
         inner.store().release(&inner.terms, &owed).await?;
+        // Nor do they keep their own locks from themselves.
+        let locks: Vec<_> =
+            deliveries.iter().filter_map(|delivery| lock_under(delivery, delivery.unreleased?)).collect();
+        unlock(inner, &locks).await;
         deliveries.iter_mut().for_each(|delivery| delivery.unreleased = None);
     }
     let admitted = take_locks(inner, deliveries).await?;
@@ -103,7 +107,11 @@ async fn take_locks(inner: &Inner, deliveries: &[Delivery]) -> Result<Vec<bool>,
 }
 
 fn lock_request(delivery: &Delivery) -> Option<LockRequest> {
-    Some(LockRequest { name: delivery.lock()?.clone(), token: delivery.token(), key: delivery.key().clone() })
+    lock_under(delivery, delivery.token())
+}
+
+fn lock_under(delivery: &Delivery, token: Token) -> Option<LockRequest> {
+    Some(LockRequest { name: delivery.lock()?.clone(), token, key: delivery.key().clone() })
 }
 
 /// Frees the locks of deliveries that do not run. A lock that cannot be freed runs out by itself.

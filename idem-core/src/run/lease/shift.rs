@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -40,6 +40,9 @@ pub(super) struct Shift<'a> {
     cancel: CancellationToken,
     /// Finished and not yet written.
     finished: Vec<Finished>,
+    /// Calls for several that failed after their handler had completed some of the jobs itself: whether it got as far as its
+    /// commit is to be looked up.
+    unsure: Vec<Unsure>,
     /// A write on its way. Beside the renewals, which it must not hold up.
     writing: Option<BoxFuture<'a, Written>>,
     /// A renewal on its way, and when it was sent.
@@ -47,6 +50,7 @@ pub(super) struct Shift<'a> {
 }
 
 type Finished = (usize, CallResult);
+type Unsure = (Vec<usize>, HandlerFailure);
 
 /// The answers to what was finished.
 struct Written {
@@ -54,9 +58,28 @@ struct Written {
     completed: Result<Vec<Fenced>, StoreError>,
     /// Completed inside transactions of their handlers: what their rows say.
     inside: Vec<(usize, Done)>,
+    /// Failed after such a completion, or before its commit: likewise.
+    unsure: Vec<Unsure>,
+    /// The rows of those inside, and after them of those unsure.
     found: Result<Vec<State>, StoreError>,
     failed: Vec<(usize, HandlerFailure, Retry)>,
     recorded: Result<Vec<FailureWritten>, StoreError>,
+}
+
+/// The locks of what is being written.
+#[derive(Default)]
+struct LocksByWrite {
+    done: Vec<LockRequest>,
+    inside: Vec<LockRequest>,
+    failed: Vec<LockRequest>,
+}
+
+impl LocksByWrite {
+    /// Only of what is written down: before that, nobody may change the state after this try.
+    fn of_written(self, done: bool, inside: bool, failed: bool) -> Vec<LockRequest> {
+        let written = [(self.done, done), (self.inside, inside), (self.failed, failed)];
+        written.into_iter().filter(|(_, is_written)| *is_written).flat_map(|(locks, _)| locks).collect()
+    }
 }
 
 /// A try that had its effect, or found it.
@@ -144,6 +167,7 @@ impl<'a> Shift<'a> {
             by_task: HashMap::new(),
             cancel,
             finished: Vec::new(),
+            unsure: Vec::new(),
             writing: None,
             renewing: None,
         };
@@ -182,7 +206,7 @@ impl<'a> Shift<'a> {
         let mut write_wait = WRITE_RETRY;
         let mut write_at = self.origin;
         while self.jobs.iter().any(|job| job.delivery.is_some()) {
-            if self.writing.is_none() && !self.finished.is_empty() && write_at <= self.inner.now() {
+            if self.may_write() && write_at <= self.inner.now() {
                 CrashPoint::Handled.pass();
                 self.begin_write();
             }
@@ -215,7 +239,7 @@ impl<'a> Shift<'a> {
                     }
                 }
                 () = sleep_until(next_renewal), if self.may_renew() => self.begin_renewal(),
-                () = sleep_until(write_at), if self.writing.is_none() && !self.finished.is_empty() => {}
+                () = sleep_until(write_at), if self.may_write() => {}
             }
         }
     }
@@ -262,7 +286,9 @@ impl<'a> Shift<'a> {
         let mut unconfirmed = false;
         for ((index, lease), lock) in indices.into_iter().zip(leases).zip(locks) {
             match (lease, lock) {
-                (Renewal::LeaseLost, _) if self.jobs[index].running => self.stop_one(index, Stopped::LeaseLost),
+                (Renewal::LeaseLost, _) if self.jobs[index].is_lost_while_running() => {
+                    self.stop_one(index, Stopped::LeaseLost);
+                }
                 (Renewal::Renewed, Renewal::Renewed) => {
                     self.jobs[index].deadline.renewed(sent.duration_since(self.origin));
                 }
@@ -319,63 +345,84 @@ impl<'a> Shift<'a> {
         for &index in &part {
             self.jobs[index].running = false;
         }
-        if matches!(result, Some(Err(_))) && self.may_be_halved(&part) {
-            let (first, second) = part.split_at(part.len().div_ceil(2));
-            self.spawn(first.to_vec());
-            self.spawn(second.to_vec());
+        if let Some(Err(failure)) = &result
+            && self.may_be_halved(&part)
+        {
+            if part.iter().any(|&index| self.jobs[index].claim.is_completed_inside()) {
+                self.unsure.push((part, failure.clone()));
+            } else {
+                self.spawn_halves(&part);
+            }
             return;
         }
         for index in part {
             match (&result, self.jobs[index].stopped) {
                 (Some(result), _) => self.finished.push((index, result.clone())),
+                // Its row tells whether the handler got as far as its commit.
+                (None, _) if self.jobs[index].claim.is_completed_inside() => {
+                    self.finished.push((index, Ok(Handled::Ran(Output::default()))));
+                }
                 (None, Some(Stopped::Ceiling)) => {
                     self.finished.push((index, Err(HandlerFailure::timeout(self.inner.policy.max_run))));
                 }
                 (None, Some(Stopped::LeaseLost)) => self.report(index, Outcome::LeaseLost, report),
-                (None, Some(Stopped::Unrenewed) | None) => {
-                    let error = StoreError::new(StoreErrorKind::Unavailable, "the lease could not be renewed in time");
-                    if let Some(delivery) = &mut self.jobs[index].delivery {
-                        delivery.unreleased = Some(delivery.token());
-                    }
-                    self.report(index, Outcome::Undecided(Undecided::from_store(error)), report);
-                }
+                (None, Some(Stopped::Unrenewed) | None) => self.report_unrenewed(index, report),
             }
         }
     }
 
+    /// Its try does not count: it is given back when this delivery is asked for again.
+    fn report_unrenewed(&mut self, index: usize, report: &dyn Report) {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "the lease could not be renewed in time");
+        if let Some(delivery) = &mut self.jobs[index].delivery {
+            delivery.unreleased = Some(delivery.token());
+        }
+        self.report(index, Outcome::Undecided(Undecided::from_store(error)), report);
+    }
+
     /// A call for several has failed, and one of them may be to blame: called again in halves, within the same try, the
-    /// others lose nothing. Not where a handler has completed some of them itself, nor when time is up.
+    /// others lose nothing. Not when time is up.
     fn may_be_halved(&self, part: &[usize]) -> bool {
-        let untouched = |index: &usize| {
-            let job = &self.jobs[*index];
-            job.stopped.is_none() && job.drop_at.is_none() && !job.claim.is_completed_inside()
-        };
-        part.len() > 1 && part.iter().all(untouched)
+        let has_time = |index: &usize| self.jobs[*index].stopped.is_none() && self.jobs[*index].drop_at.is_none();
+        part.len() > 1 && part.iter().all(has_time)
+    }
+
+    fn spawn_halves(&mut self, part: &[usize]) {
+        let (first, second) = part.split_at(part.len().div_ceil(2));
+        self.spawn(first.to_vec());
+        self.spawn(second.to_vec());
     }
 
     // ---- writing
+
+    fn may_write(&self) -> bool {
+        self.writing.is_none() && !(self.finished.is_empty() && self.unsure.is_empty())
+    }
 
     /// Writes everything finished: completions in one statement, failures each.
     fn begin_write(&mut self) {
         let (mut done, mut completions) = (Vec::new(), Vec::new());
         let (mut inside, mut keys) = (Vec::new(), Vec::new());
         let (mut failed, mut tries) = (Vec::new(), Vec::new());
-        let mut locks = Vec::new();
+        let mut locks = LocksByWrite::default();
         for (index, result) in std::mem::take(&mut self.finished) {
             let job = &self.jobs[index];
             let Some(delivery) = &job.delivery else { continue };
-            locks.extend(job.lock());
             match self.success(result) {
-                Ok(success) if job.claim.is_completed_inside() => {
+                // Where the effect was there already, the handler's own completion went with its refused transaction (T3).
+                Ok(success) if job.claim.is_completed_inside() && success.already.is_none() => {
+                    locks.inside.extend(job.lock());
                     keys.push(delivery.key().clone());
                     inside.push((index, success));
                 }
                 Ok(success) => {
+                    locks.done.extend(job.lock());
                     let returned = success.output().map_or_else(Returned::default, returned);
                     completions.push(Completion { returned, ..job.claim.completion.clone() });
                     done.push((index, success));
                 }
                 Err(failure) => {
+                    locks.failed.extend(job.lock());
                     let retry = self.inner.retry(&failure, job.run.attempt);
                     let (key, error) = (delivery.key().clone(), failure.message.clone());
                     tries.push(FailedTry { key, token: job.run.token, retry, error });
@@ -383,16 +430,18 @@ impl<'a> Shift<'a> {
                 }
             }
         }
+        let unsure = std::mem::take(&mut self.unsure);
+        let delivery_of = |index: &usize| self.jobs[*index].delivery.as_ref();
+        keys.extend(
+            unsure.iter().flat_map(|(part, _)| part).filter_map(delivery_of).map(|delivery| delivery.key().clone()),
+        );
         let inner: &'a Inner = self.inner;
         self.writing = Some(
             async move {
                 let (completed, found, recorded) =
                     futures_util::join!(complete(inner, completions), read(inner, &keys), fail(inner, &tries));
-                // Only of what is written down: a lock that is still needed runs on.
-                if completed.is_ok() && found.is_ok() && recorded.is_ok() {
-                    unlock(inner, &locks).await;
-                }
-                Written { done, completed, inside, found, failed, recorded }
+                unlock(inner, &locks.of_written(completed.is_ok(), found.is_ok(), recorded.is_ok())).await;
+                Written { done, completed, inside, unsure, found, failed, recorded }
             }
             .boxed(),
         );
@@ -411,7 +460,7 @@ impl<'a> Shift<'a> {
 
     /// Reports what was written. What was not is finished still, and written again.
     fn take_written(&mut self, written: Written, report: &dyn Report) -> Result<(), StoreError> {
-        let Written { done, completed, inside, found, failed, recorded } = written;
+        let Written { done, completed, inside, unsure, found, failed, recorded } = written;
         if completed.is_ok() && recorded.is_ok() {
             CrashPoint::Recorded.pass();
         }
@@ -429,12 +478,18 @@ impl<'a> Shift<'a> {
         };
         let found = match found {
             Ok(states) => {
-                for ((index, done), state) in inside.into_iter().zip(states) {
+                let mut states = states.into_iter();
+                for ((index, done), state) in inside.into_iter().zip(states.by_ref()) {
                     self.take_inside(index, done, state, report);
+                }
+                for (part, failure) in unsure {
+                    let states: Vec<_> = states.by_ref().take(part.len()).collect();
+                    self.take_unsure(part, &failure, &states);
                 }
                 Ok(())
             }
             Err(error) => {
+                self.unsure.extend(unsure);
                 self.finished.extend(inside.into_iter().map(|(index, done)| (index, done.result)));
                 Err(error)
             }
@@ -468,10 +523,30 @@ impl<'a> Shift<'a> {
             }
             // Still held, so what the handler wrote there is not kept.
             State::Processing { token: by, .. } if by == token => {
-                self.jobs[index].claim.completed_inside.store(false, std::sync::atomic::Ordering::Release);
-                self.finished.push((index, Err(HandlerFailure::from_uncommitted_completion())));
+                self.jobs[index].claim.completed_inside.store(false, Ordering::Release);
+                match self.jobs[index].stopped {
+                    None => self.finished.push((index, Err(HandlerFailure::from_uncommitted_completion()))),
+                    Some(Stopped::Ceiling) => {
+                        self.finished.push((index, Err(HandlerFailure::timeout(self.inner.policy.max_run))));
+                    }
+                    Some(Stopped::Unrenewed | Stopped::LeaseLost) => self.report_unrenewed(index, report),
+                }
             }
             _ => self.report(index, Outcome::LeaseLost, report),
+        }
+    }
+
+    /// Nothing of it is committed: it is halved as others are. A commit whose reply was lost may still come, but then the
+    /// rows refuse to be completed inside another transaction.
+    fn take_unsure(&mut self, part: Vec<usize>, failure: &HandlerFailure, states: &[State]) {
+        let is_held = |(index, state): (&usize, &State)| matches!(state, State::Processing { token, .. } if *token == self.jobs[*index].run.token);
+        if self.may_be_halved(&part) && part.iter().zip(states).all(is_held) {
+            for &index in &part {
+                self.jobs[index].claim.completed_inside.store(false, Ordering::Release);
+            }
+            self.spawn_halves(&part);
+        } else {
+            self.finished.extend(part.into_iter().map(|index| (index, Err(failure.clone()))));
         }
     }
 
@@ -511,6 +586,11 @@ impl HeldJob {
     /// One that was told to go must not be given more time: it is gone before its lease ends.
     fn is_renewed(&self) -> bool {
         self.delivery.is_some() && self.drop_at.is_none() && self.stopped.is_none()
+    }
+
+    /// One that completed its job itself holds no lease any more once that is committed, and may have more to do.
+    fn is_lost_while_running(&self) -> bool {
+        self.running && !self.claim.is_completed_inside()
     }
 
     fn may_be_stopped(&self) -> bool {

@@ -417,11 +417,7 @@ impl super::tx::sealed::Sealed for PgConnection {}
 
 impl JobConnection for PgConnection {
     fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
-        async move {
-            let answers = rows::complete(&mut PgRows::new(self, false), terms, std::slice::from_ref(done)).await?;
-            Ok(answers.first().copied().unwrap_or(Fenced::LeaseLost))
-        }
-        .boxed()
+        async move { rows::complete_once(&mut PgRows::new(self, false), terms, done).await }.boxed()
     }
 }
 

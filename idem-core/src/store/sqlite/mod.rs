@@ -419,11 +419,7 @@ impl super::tx::sealed::Sealed for SqliteConnection {}
 
 impl JobConnection for SqliteConnection {
     fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
-        async move {
-            let answers = rows::complete(&mut SqliteRows(self), terms, std::slice::from_ref(done)).await?;
-            Ok(answers.first().copied().unwrap_or(Fenced::LeaseLost))
-        }
-        .boxed()
+        async move { rows::complete_once(&mut SqliteRows(self), terms, done).await }.boxed()
     }
 }
 
