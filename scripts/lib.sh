@@ -57,14 +57,14 @@ need_rust() {
 
 borrowed=()
 
-# Brings up what is not up yet, stops exactly that on exit, and exports where everything is.
-borrow_services() {
+# Brings up those that are not up yet, or both, stops exactly that on exit, and exports where everything is.
+borrow_services() { # [kafka|postgres]
     local service
     trap return_services EXIT
-    for service in kafka postgres; do
+    for service in ${1:-kafka postgres}; do
         "$scripts/services" status "$service" >/dev/null || borrowed+=("$service")
     done
-    "$scripts/services" up
+    "$scripts/services" up "$@"
     eval "$("$scripts/services" env)"
 }
 
