@@ -157,6 +157,8 @@ fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> P
     };
     let options = *options;
     let breakdown = breakdown.clone();
+    // Leaves most of the time for opening another one.
+    let sign_of_life = options.acquire_timeout / 4;
     PgPoolOptions::new()
         .max_connections(connections)
         .acquire_timeout(options.acquire_timeout)
@@ -166,7 +168,8 @@ fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> P
             let doubtful = meta.idle_for > TRUSTED_IDLE || breakdown.was_within(meta.idle_for);
             Box::pin(async move {
                 if doubtful {
-                    connection.ping().await?;
+                    // One that the network lost in silence neither answers nor breaks off.
+                    timeout(sign_of_life, connection.ping()).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
                 }
                 Ok(true)
             })
