@@ -257,6 +257,7 @@ impl LockName {
     }
 
     /// What a store has, which was a lock's name when it was stored.
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
     pub(crate) fn from_stored(text: String) -> Self {
         Self(text)
     }

@@ -15,7 +15,7 @@ use idem_core::store::{Engine, StoreOptions, connect};
 use idem_core::{ConsumerName, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Mode, Outcome, Policy};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::support::handlers::{Kind, Order, World, delivery};
 use crate::support::relay::{Direction, Fault, Plan, Relay};
@@ -82,6 +82,25 @@ async fn no_answer_that_vanishes_costs_the_pool_its_place() {
         }
         assert!(relay.has_struck(), "{chunk}");
     }
+    relay.arm(None);
+    store.close().await;
+}
+
+/// A connection that was idle while the network lost it answers nothing and refuses nothing. Another one is opened in time:
+/// else each such connection of a pool would cost a call, long after the network is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_died_in_silence_costs_no_call() {
+    let place = Place::new(Engine::Postgres).await;
+    let relay = Relay::new(server_of(&place.address.store), || {}).await;
+    let store = connect(&through(&place.address.store, &relay), &StoreOptions::default()).await.expect("it works");
+    let (consumer, keys) =
+        (ConsumerName::new("nobody").expect("a name"), [EventKey::from_parts(["A"]).expect("a key")]);
+    store.read(&consumer, &keys).await.expect("the store works");
+    // Idle for so long that the store no longer trusts it.
+    sleep(Duration::from_secs(2)).await;
+    relay.arm(Some(Plan { direction: Direction::ToClient, chunk: 0, fault: Fault::Blackhole(PATIENCE) }));
+    store.read(&consumer, &keys).await.expect("by another connection");
+    assert!(relay.has_struck());
     relay.arm(None);
     store.close().await;
 }

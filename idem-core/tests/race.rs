@@ -50,6 +50,16 @@ async fn c5_lease_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c3_atomic_batches_on_postgres() {
+    race(Engine::Postgres, Kind::AtomicBatch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c5_lease_batches_on_postgres() {
+    race(Engine::Postgres, Kind::LeaseBatch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c3_atomic_on_sqlite() {
     race(Engine::Sqlite, Kind::Atomic).await;
 }

@@ -15,6 +15,18 @@ mod postgres {
     idem_core::store_contract!(crate::subjects::postgres);
 }
 
+mod postgres_behind_a_transaction_pooler {
+    idem_core::store_contract!(crate::subjects::postgres_behind_a_transaction_pooler);
+}
+
+mod postgres_in_parts {
+    idem_core::store_contract!(crate::subjects::postgres_partitioned);
+}
+
+mod postgres_whose_default_is_serializable {
+    idem_core::store_contract!(crate::subjects::postgres_serializable);
+}
+
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]

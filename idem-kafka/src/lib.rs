@@ -54,6 +54,7 @@ pub use idem_core as core;
 
 mod app;
 mod assignment;
+mod careful;
 mod config;
 mod dead_letter;
 mod decode;

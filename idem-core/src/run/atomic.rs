@@ -32,13 +32,32 @@ const CUTS: u32 = 3;
 const CONTENTION_TRIES: u32 = 4;
 
 pub(super) async fn run(inner: &Inner, deliveries: Vec<Delivery>, stop: &CancellationToken, report: &dyn Report) {
-    let (careful, others): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(Delivery::is_careful);
-    for delivery in careful {
-        run_carefully(inner, delivery, stop, report).await;
+    let (careful, mut others): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(Delivery::is_careful);
+    if !careful.is_empty() {
+        match done_already(inner, &careful).await {
+            Ok(done) => {
+                for (delivery, done) in careful.into_iter().zip(done) {
+                    if done { others.push(delivery) } else { run_carefully(inner, delivery, stop, report).await }
+                }
+            }
+            Err(error) => {
+                let undecided = Undecided::from_store(error);
+                for delivery in careful {
+                    report.decided(delivery, Outcome::Undecided(undecided.clone()));
+                }
+            }
+        }
     }
     if !others.is_empty() {
         run_together(inner, others, stop, report).await;
     }
+}
+
+/// Which of these jobs are completed: no handler will run for them, so they need no care.
+async fn done_already(inner: &Inner, deliveries: &[Delivery]) -> Result<Vec<bool>, StoreError> {
+    let keys: Vec<_> = deliveries.iter().map(|delivery| delivery.key().clone()).collect();
+    let states = inner.store().read(&inner.terms.consumer, &keys).await?;
+    Ok(states.iter().map(|state| matches!(state, State::Completed { .. })).collect())
 }
 
 /// Commits the claim, and with it the attempt, before the handler runs: if it kills the process, that was a try. One at a

@@ -39,6 +39,15 @@ pub struct StoreOptions {
     /// rolls it back. Default 15 min: a frozen worker must not keep its keys for ever. Keep it above every handler's
     /// `max_run` (default 5 min), or the server ends a handler's transaction before its own time is up.
     pub idle_transaction_timeout: Duration,
+    /// PostgreSQL: whether the table is made in 16 parts, by a hash of the key, when it is made anew. Default no. For tens of
+    /// millions of rows: indexes and vacuum stay small. A table that is there stays as it is.
+    pub partitioned: bool,
+    /// PostgreSQL: whether there is a pooler in between that lends a session for one transaction only, such as PgBouncer in
+    /// its mode `transaction`. Default no. Then each call is a transaction of its own, which carries its settings, and no
+    /// statement is kept by the server: expect half the rate. Handlers on a `PgConnection` must not keep statements either
+    /// (`.persistent(false)`), unless the pooler follows them, as PgBouncer does from 1.21 on with
+    /// `max_prepared_statements`; [`Tx::execute`](super::Tx::execute) sees to it.
+    pub transaction_pooler: bool,
 }
 
 impl Default for StoreOptions {
@@ -49,6 +58,8 @@ impl Default for StoreOptions {
             call_timeout: Duration::from_secs(15),
             lock_timeout: Duration::from_secs(10),
             idle_transaction_timeout: Duration::from_secs(900),
+            partitioned: false,
+            transaction_pooler: false,
         }
     }
 }
@@ -81,6 +92,18 @@ impl StoreOptions {
     /// Sets how long a handler's transaction may be idle.
     pub fn idle_transaction_timeout(mut self, idle_transaction_timeout: Duration) -> Self {
         self.idle_transaction_timeout = idle_transaction_timeout;
+        self
+    }
+
+    /// Sets whether a new table is made in parts.
+    pub fn partitioned(mut self, partitioned: bool) -> Self {
+        self.partitioned = partitioned;
+        self
+    }
+
+    /// Sets whether a pooler lends sessions for one transaction only.
+    pub fn transaction_pooler(mut self, transaction_pooler: bool) -> Self {
+        self.transaction_pooler = transaction_pooler;
         self
     }
 

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use idem_core::store::{PgStore, SqliteStore, Store, StoreErrorKind, StoreOptions};
 use sqlx::{AssertSqlSafe, PgPool, SqlitePool};
 
-use crate::subjects::{Folder, Schema, postgres, request, run_on, sqlite, terms, with_option};
+use crate::subjects::{Folder, Schema, postgres, postgres_partitioned, request, run_on, sqlite, terms, with_option};
 
 const AT_ONCE: usize = 8;
 /// How many there are.
@@ -336,6 +336,23 @@ async fn postgres_ends_in_the_expected_schema() {
     let found = describe_postgres(&migrated.schema.url).await;
     assert!(found.iter().any(|line| line.contains("idempotency_key")), "{found:?}");
     assert_eq!(found, describe_postgres(&expected.url).await);
+}
+
+#[tokio::test]
+async fn a_table_in_parts_stays_so_and_keeps_its_primary_key() {
+    let subject = postgres_partitioned().await;
+    let parts: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM pg_inherits WHERE inhparent = 'processed_jobs'::regclass")
+            .fetch_one(subject.store.pool())
+            .await
+            .expect("the table is there");
+    assert_eq!(parts, 16);
+    // Another worker does not know how it was made.
+    let other = PgStore::connect(&subject.schema.url, &few_connections()).await.expect("PostgreSQL answers");
+    other.migrate().await.expect("it is of this version");
+    other.check_schema().await.expect("it is of this version");
+    on_postgres(other.pool(), "ALTER TABLE processed_jobs DROP CONSTRAINT processed_jobs_pkey").await;
+    assert_eq!(refused(&other).await.0, StoreErrorKind::Schema);
 }
 
 async fn describe_postgres(url: &str) -> Vec<String> {

@@ -66,6 +66,7 @@ pub fn postgres_url() -> String {
 pub struct Schema {
     pub name: String,
     pub url: String,
+    dropped_with_it: bool,
 }
 
 impl Schema {
@@ -75,7 +76,7 @@ impl Schema {
         let base = postgres_url();
         // The application's name tells its sessions from other tests'.
         let url = format!("{}&application_name={name}", with_option(&base, "search_path", &name));
-        Self { name, url }
+        Self { name, url, dropped_with_it: true }
     }
 
     /// The URL with one more setting of the session.
@@ -98,35 +99,55 @@ pub async fn run_on(url: &str, text: String) {
 
 impl Drop for Schema {
     fn drop(&mut self) {
-        let drop_it = format!("SET lock_timeout = '5s'; DROP SCHEMA IF EXISTS {} CASCADE", self.name);
-        // A runtime cannot wait for another inside of it, but a thread can.
-        let dropping = std::thread::spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
-            runtime.block_on(async {
-                let pool = PgPoolOptions::new().max_connections(1).connect(&postgres_url()).await?;
-                sqlx::raw_sql(AssertSqlSafe(drop_it)).execute(&pool).await
-            })
-        });
-        if let Ok(Err(error)) = dropping.join() {
-            eprintln!("schema {} stays behind: {error}", self.name);
+        if self.dropped_with_it {
+            drop_on_postgres(
+                &self.name,
+                format!("SET lock_timeout = '5s'; DROP SCHEMA IF EXISTS {} CASCADE", self.name),
+            );
         }
+    }
+}
+
+/// A runtime cannot wait for another inside of it, but a thread can.
+fn drop_on_postgres(what: &str, statement: String) {
+    let dropping = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+        runtime.block_on(async {
+            let pool = PgPoolOptions::new().max_connections(1).connect(&postgres_url()).await?;
+            sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await
+        })
+    });
+    if let Ok(Err(error)) = dropping.join() {
+        eprintln!("{what} stays behind: {error}");
     }
 }
 
 pub struct PostgresSubject {
     pub store: PgStore,
     pub schema: Schema,
+    pool: sqlx::PgPool,
 }
 
 pub async fn postgres() -> PostgresSubject {
     postgres_with(&StoreOptions::default(), |schema| schema.url.clone()).await
 }
 
+pub async fn postgres_partitioned() -> PostgresSubject {
+    postgres_with(&StoreOptions::default().partitioned(true), |schema| schema.url.clone()).await
+}
+
+/// The user's default isolation is not the guard's business: it names its own.
+pub async fn postgres_serializable() -> PostgresSubject {
+    let url = |schema: &Schema| schema.url_with("default_transaction_isolation", "serializable");
+    postgres_with(&StoreOptions::default(), url).await
+}
+
 pub async fn postgres_with(options: &StoreOptions, url: impl FnOnce(&Schema) -> String) -> PostgresSubject {
     let schema = Schema::new().await;
     let store = PgStore::connect(&url(&schema), options).await.expect("PostgreSQL answers");
     store.migrate().await.expect("an empty schema can be migrated");
-    PostgresSubject { store, schema }
+    let pool = store.pool().clone();
+    PostgresSubject { store, schema, pool }
 }
 
 impl Subject for PostgresSubject {
@@ -145,12 +166,12 @@ impl Subject for PostgresSubject {
                                            completed_at = completed_at - $1 * interval '1 microsecond'",
             )
             .bind(micros)
-            .execute(self.store.pool())
+            .execute(&self.pool)
             .await
             .expect("the tables are there");
             sqlx::query("UPDATE job_locks SET locked_until = locked_until - $1 * interval '1 microsecond'")
                 .bind(micros)
-                .execute(self.store.pool())
+                .execute(&self.pool)
                 .await
                 .expect("the tables are there");
         }
@@ -162,7 +183,7 @@ impl Subject for PostgresSubject {
             sqlx::query("DELETE FROM processed_jobs WHERE consumer_name = $1 AND idempotency_key = $2")
                 .bind(consumer.as_str())
                 .bind(key.as_str())
-                .execute(self.store.pool())
+                .execute(&self.pool)
                 .await
                 .expect("the tables are there");
         }
@@ -176,12 +197,75 @@ impl Subject for PostgresSubject {
             )
             .bind(consumer.as_str())
             .bind(key.as_str())
-            .fetch_one(self.store.pool())
+            .fetch_one(&self.pool)
             .await
             .expect("the row is there");
             u64::try_from(count).expect("a count")
         }
         .boxed()
+    }
+}
+
+// ---- PostgreSQL behind PgBouncer
+
+/// A database that is dropped with it: a pooler passes no schema on.
+struct Database(String);
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        drop_on_postgres(&self.0, format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.0));
+    }
+}
+
+pub struct PooledSubject {
+    inner: PostgresSubject,
+    _database: Database,
+}
+
+/// The address of a PgBouncer in front of that server, in its mode `transaction`.
+fn pgbouncer_url() -> String {
+    std::env::var("IDEM_TEST_PGBOUNCER_URL").unwrap_or_else(|_| {
+        panic!(
+            "IDEM_TEST_PGBOUNCER_URL is not set: it names a PgBouncer that pools transactions in front of \
+             IDEM_TEST_POSTGRES_URL; scripts/test starts one and sets it"
+        )
+    })
+}
+
+fn with_database(url: &str, name: &str) -> String {
+    let (server, _) = url.rsplit_once('/').expect("the URL names a database");
+    format!("{server}/{name}")
+}
+
+pub async fn postgres_behind_a_transaction_pooler() -> PooledSubject {
+    let name = format!("idem_test_{}", Uuid::new_v4().simple());
+    run_on(&postgres_url(), format!("CREATE DATABASE {name}")).await;
+    let database = Database(name.clone());
+    let options = StoreOptions::default().transaction_pooler(true);
+    let store = PgStore::connect(&with_database(&pgbouncer_url(), &name), &options).await.expect("PgBouncer answers");
+    store.migrate().await.expect("an empty database can be migrated");
+    // Past the pooler, for statements that are kept.
+    let direct = with_database(postgres_url().split('?').next().expect("a URL"), &name);
+    let pool = PgPoolOptions::new().max_connections(2).connect(&direct).await.expect("PostgreSQL answers");
+    let schema = Schema { name: "public".to_owned(), url: direct, dropped_with_it: false };
+    PooledSubject { inner: PostgresSubject { store, schema, pool }, _database: database }
+}
+
+impl Subject for PooledSubject {
+    fn store(&self) -> Arc<dyn Store> {
+        self.inner.store()
+    }
+
+    fn pass(&self, time: Duration) -> BoxFuture<'_, ()> {
+        self.inner.pass(time)
+    }
+
+    fn forget<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, ()> {
+        self.inner.forget(consumer, key)
+    }
+
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64> {
+        self.inner.duplicates(consumer, key)
     }
 }
 

@@ -10,7 +10,10 @@ use super::*;
 
 const KEYS: usize = 3;
 const LONGEST: usize = 25;
+/// Unless the environment names more, see [`CASES_VARIABLE`].
 const CASES: u32 = 40;
+/// How many histories each store is put through.
+const CASES_VARIABLE: &str = "IDEM_TEST_HISTORIES";
 
 /// One thing that happens. Numbers pick among what there is at that moment.
 #[derive(Clone, Debug)]
@@ -88,9 +91,15 @@ fn action() -> impl Strategy<Value = OperatorAction> {
 }
 
 /// Replays random histories against the store, each under a consumer name of its own. A history that fails is shrunk.
+///
+/// `IDEM_TEST_HISTORIES` is how many, `PROPTEST_RNG_SEED` what they are drawn from.
 pub fn random_histories(runtime: &Handle, subject: &impl Subject) {
+    let cases = match std::env::var(CASES_VARIABLE) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{CASES_VARIABLE}={text} is no number")),
+        Err(_) => CASES,
+    };
     let persistence = FileFailurePersistence::WithSource("regressions");
-    let config = Config { cases: CASES, failure_persistence: Some(Box::new(persistence)), ..Config::default() };
+    let config = Config { cases, failure_persistence: Some(Box::new(persistence)), ..Config::default() };
     let config = Config { source_file: Some(file!()), max_shrink_iters: 2000, ..config };
     let histories = prop::collection::vec(event(), 1..LONGEST);
     let replay =
@@ -98,6 +107,7 @@ pub fn random_histories(runtime: &Handle, subject: &impl Subject) {
     if let Err(error) = TestRunner::new(config).run(&histories, replay) {
         panic!("{error}");
     }
+    println!("histories: {}: {cases} histories", subject.store().engine());
 }
 
 /// What must be true now, according to the machine.

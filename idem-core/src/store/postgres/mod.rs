@@ -37,7 +37,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The guard's rows in PostgreSQL 13 or later, in the first schema of the connection's `search_path`.
 ///
-/// Connections keep settings for their session, so a pooler in between must pool sessions, not transactions.
+/// Connections keep settings for their session, so a pooler in between must pool sessions; one that pools transactions, such as
+/// PgBouncer in its mode `transaction`, must be said with [`transaction_pooler`](StoreOptions::transaction_pooler).
 ///
 /// ```no_run
 /// use idem_core::store::{PgStore, Store, StoreOptions};
@@ -93,6 +94,12 @@ impl PgStore {
     pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         options.check()?;
         let target: PgConnectOptions = url.parse().map_err(malformed)?;
+        let target = if options.transaction_pooler {
+            // Nor may the driver keep statements, and a pooler need not know this one setting of its.
+            target.statement_cache_capacity(0).extra_float_digits(None)
+        } else {
+            target
+        };
         let target = match target.get_application_name() {
             Some(_) => target,
             None => target.application_name("idem"),
@@ -134,13 +141,24 @@ enum Use {
     Control,
 }
 
+impl Use {
+    fn lock_timeout(self, options: &StoreOptions) -> Duration {
+        match self {
+            Use::Work => options.lock_timeout,
+            Use::Control => options.lock_timeout.min(CONTROL_LOCK_TIMEOUT),
+        }
+    }
+}
+
 fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> PgPoolOptions {
-    let (connections, lock_timeout) = match used_for {
-        Use::Work => (options.max_connections, options.lock_timeout),
-        Use::Control => (CONTROL_CONNECTIONS, options.lock_timeout.min(CONTROL_LOCK_TIMEOUT)),
+    let connections = match used_for {
+        Use::Work => options.max_connections,
+        Use::Control => CONTROL_CONNECTIONS,
     };
-    let idle_timeout = options.idle_transaction_timeout;
+    let options = *options;
     let breakdown = breakdown.clone();
+    // Leaves most of the time for opening another one.
+    let sign_of_life = options.acquire_timeout / 4;
     PgPoolOptions::new()
         .max_connections(connections)
         .acquire_timeout(options.acquire_timeout)
@@ -150,73 +168,86 @@ fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> P
             let doubtful = meta.idle_for > TRUSTED_IDLE || breakdown.was_within(meta.idle_for);
             Box::pin(async move {
                 if doubtful {
-                    connection.ping().await?;
+                    // One that the network lost in silence neither answers nor breaks off.
+                    timeout(sign_of_life, connection.ping()).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
                 }
                 Ok(true)
             })
         })
-        .after_connect(move |connection, _| Box::pin(prepare(connection, used_for, lock_timeout, idle_timeout)))
+        .after_connect(move |connection, _| Box::pin(prepare(connection, used_for, options)))
 }
 
 /// Makes a new connection the guard's.
-async fn prepare(
-    connection: &mut PgConnection,
-    used_for: Use,
-    lock_timeout: Duration,
-    idle_timeout: Duration,
-) -> Result<(), sqlx::Error> {
+async fn prepare(connection: &mut PgConnection, used_for: Use, options: StoreOptions) -> Result<(), sqlx::Error> {
     let milliseconds = |time: Duration| format!("{}ms", time.as_millis());
-    sqlx::query(queries::SETTINGS)
-        .bind(milliseconds(lock_timeout))
-        .bind(milliseconds(idle_timeout))
-        .execute(&mut *connection)
-        .await?;
-    match used_for {
-        Use::Control => {
+    if !options.transaction_pooler {
+        sqlx::query(queries::SETTINGS)
+            .bind(milliseconds(used_for.lock_timeout(&options)))
+            .bind(milliseconds(options.idle_transaction_timeout))
+            .execute(&mut *connection)
+            .await?;
+        if used_for == Use::Control {
             sqlx::raw_sql(queries::SETTINGS_OF_CONTROL).execute(&mut *connection).await?;
         }
-        Use::Work => {
-            // The guard sends its BEGIN and COMMIT as text. For sqlx a transaction is open all the time, so that what a
-            // handler begins on its connection is a savepoint, and its commit cannot be the guard's. Forgetting the
-            // borrowed transaction is what leaves sqlx's count at one.
-            std::mem::forget(connection.begin().await?);
-            sqlx::raw_sql(queries::ROLLBACK).execute(&mut *connection).await?;
-        }
+    }
+    if used_for == Use::Work || options.transaction_pooler {
+        // The guard sends its BEGIN and COMMIT as text. For sqlx a transaction is open all the time, so that what a handler
+        // begins on its connection is a savepoint, and its commit cannot be the guard's. Forgetting the borrowed transaction
+        // is what leaves sqlx's count at one.
+        std::mem::forget(connection.begin().await?);
+        sqlx::raw_sql(queries::ROLLBACK).execute(&mut *connection).await?;
     }
     Ok(())
 }
 
 impl PgStore {
-    async fn lend(&self, pool: &PgPool) -> Result<Lent<Postgres>, StoreError> {
-        Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))
-    }
-
-    async fn begin_tx(&self) -> Result<PgTx, StoreError> {
+    async fn begin_tx(&self, used_for: Use) -> Result<PgTx, StoreError> {
+        let pool = if used_for == Use::Work { &self.work } else { &self.control };
+        let lent = Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))?;
         let mut tx = PgTx {
-            lent: self.lend(&self.work).await?,
+            lent,
             savepoints: Savepoints::default(),
             breakdown: self.breakdown.clone(),
             call_timeout: self.options.call_timeout,
+            persistent: !self.options.transaction_pooler,
         };
-        tx.send(queries::BEGIN.to_owned(), "begin a transaction").await?;
+        let mut begin = queries::BEGIN.to_owned();
+        if self.options.transaction_pooler {
+            let (lock_timeout, idle_timeout) =
+                (used_for.lock_timeout(&self.options), self.options.idle_transaction_timeout);
+            let settings = queries::settings_of_transaction(lock_timeout, idle_timeout, used_for == Use::Control);
+            begin = format!("{begin}; {settings}");
+        }
+        tx.send(begin, "begin a transaction").await?;
         Ok(tx)
     }
 
-    /// Does what needs no transaction, each statement being its own, on a connection of `pool`.
+    /// Does what needs no transaction, each statement being its own. Behind a pooler it needs one, to have one session.
     async fn on<T>(
         &self,
-        pool: &PgPool,
+        used_for: Use,
         what: &'static str,
         call: impl AsyncFnOnce(PgRows<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut lent = self.lend(pool).await?;
-        let result = within(self.options.call_timeout, what, call(PgRows(&mut lent.connection))).await;
-        self.back(lent, result)
-    }
-
-    /// Hands the result of statements without a transaction on. After a refusal the connection is as good as before; one
-    /// that did not answer, or a server that cannot write now, is left.
-    fn back<T>(&self, lent: Lent<Postgres>, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if self.options.transaction_pooler {
+            let mut tx = self.begin_tx(used_for).await?;
+            let result = within(self.options.call_timeout, what, call(tx.rows())).await;
+            return match self.breakdown.noted(result) {
+                Ok(done) => tx.commit().await.map(|()| done),
+                Err(error) => {
+                    // Its locks would be in others' way until the server notices that the connection is gone.
+                    if error.kind() != StoreErrorKind::Unavailable {
+                        let _ = tx.rollback().await;
+                    }
+                    Err(error)
+                }
+            };
+        }
+        let pool = if used_for == Use::Work { &self.work } else { &self.control };
+        let mut lent = Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))?;
+        let result = within(self.options.call_timeout, what, call(PgRows::new(&mut lent.connection, true))).await;
+        // After a refusal the connection is as good as before; one that did not answer, or a server that cannot write now, is
+        // left.
         if result.as_ref().err().is_none_or(|error| error.kind() != StoreErrorKind::Unavailable) {
             lent.give_back();
         }
@@ -231,9 +262,10 @@ impl Store for PgStore {
 
     fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let mut tx = self.begin_tx().await?;
-            let mut tables = PgRows(&mut tx.lent.connection);
-            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES);
+            let mut tx = self.begin_tx(Use::Work).await?;
+            let mut tables = tx.rows();
+            let anew = if self.options.partitioned { migrate::PARTITIONED } else { migrate::PLAIN };
+            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES, anew);
             match within(MIGRATE_TIMEOUT, "migrate the tables", migrate).await {
                 Ok(()) => tx.commit().await,
                 Err(error) => {
@@ -253,7 +285,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        self.on(&self.work, "claim jobs", async move |mut rows| {
+        self.on(Use::Work, "claim jobs", async move |mut rows| {
             rows::claim(&mut rows, terms, requests, ClaimAs::Processing).await
         })
         .boxed()
@@ -264,7 +296,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
     ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
-        self.on(&self.control, "renew leases", async move |mut rows| rows::renew(&mut rows, terms, held).await).boxed()
+        self.on(Use::Control, "renew leases", async move |mut rows| rows::renew(&mut rows, terms, held).await).boxed()
     }
 
     fn complete<'a>(
@@ -272,7 +304,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         done: &'a [Completion],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        self.on(&self.work, "complete jobs", async move |mut rows| rows::complete(&mut rows, terms, done).await).boxed()
+        self.on(Use::Work, "complete jobs", async move |mut rows| rows::complete(&mut rows, terms, done).await).boxed()
     }
 
     fn fail<'a>(
@@ -280,7 +312,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         failed: &'a [FailedTry],
     ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>> {
-        self.on(&self.work, "mark jobs as failed", async move |mut rows| rows::fail(&mut rows, terms, failed).await)
+        self.on(Use::Work, "mark jobs as failed", async move |mut rows| rows::fail(&mut rows, terms, failed).await)
             .boxed()
     }
 
@@ -289,11 +321,11 @@ impl Store for PgStore {
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        self.on(&self.work, "release jobs", async move |mut rows| rows::release(&mut rows, terms, held).await).boxed()
+        self.on(Use::Work, "release jobs", async move |mut rows| rows::release(&mut rows, terms, held).await).boxed()
     }
 
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
-        async move { Ok(Tx::new(self.begin_tx().await?)) }.boxed()
+        async move { Ok(Tx::new(self.begin_tx(Use::Work).await?)) }.boxed()
     }
 
     fn lock<'a>(
@@ -301,7 +333,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         requests: &'a [LockRequest],
     ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
-        self.on(&self.work, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await).boxed()
+        self.on(Use::Work, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await).boxed()
     }
 
     fn extend_locks<'a>(
@@ -310,15 +342,15 @@ impl Store for PgStore {
         requests: &'a [LockRequest],
     ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
         let extend = async move |mut rows: PgRows<'_>| locks::extend(&mut rows, terms, requests).await;
-        self.on(&self.control, "extend locks", extend).boxed()
+        self.on(Use::Control, "extend locks", extend).boxed()
     }
 
     fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.on(&self.work, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
+        self.on(Use::Work, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
     }
 
     fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.on(&self.work, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
+        self.on(Use::Work, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
     }
 
     fn read<'a>(
@@ -326,7 +358,7 @@ impl Store for PgStore {
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
-        self.on(&self.work, "read jobs", async move |mut rows| rows::read(&mut rows, consumer, keys).await).boxed()
+        self.on(Use::Work, "read jobs", async move |mut rows| rows::read(&mut rows, consumer, keys).await).boxed()
     }
 
     fn result<'a>(
@@ -334,7 +366,7 @@ impl Store for PgStore {
         consumer: &'a ConsumerName,
         key: &'a EventKey,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
-        self.on(&self.work, "read what a job returned", async move |mut rows| rows.result(consumer, key).await).boxed()
+        self.on(Use::Work, "read what a job returned", async move |mut rows| rows.result(consumer, key).await).boxed()
     }
 
     fn count_duplicates<'a>(
@@ -343,7 +375,7 @@ impl Store for PgStore {
         counts: &'a [(EventKey, u64)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         let count = async move |mut rows: PgRows<'_>| rows::count_duplicates(&mut rows, consumer, counts).await;
-        self.on(&self.control, "count duplicates", count).boxed()
+        self.on(Use::Control, "count duplicates", count).boxed()
     }
 
     fn operate<'a>(
@@ -354,26 +386,24 @@ impl Store for PgStore {
         reason: &'a str,
     ) -> BoxFuture<'a, Result<Operated, StoreError>> {
         let operate = async move |mut rows: PgRows<'_>| rows::operate(&mut rows, terms, key, action, reason).await;
-        self.on(&self.work, "change a job for an operator", operate).boxed()
+        self.on(Use::Work, "change a job for an operator", operate).boxed()
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
-        self.on(&self.control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
+        self.on(Use::Control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
     }
 
     fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         let check = async move |mut rows: PgRows<'_>| migrate::check(&mut rows, migrate::POSTGRES).await;
-        self.on(&self.work, "check the tables", check).boxed()
+        self.on(Use::Work, "check the tables", check).boxed()
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.control).await?;
-            let ping = async { can_write(&mut lent.connection).await };
-            let result = within(self.options.call_timeout, "ping the server", ping).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        let ping = async move |mut rows: PgRows<'_>| match rows.can_write().await? {
+            true => Ok(()),
+            false => Err(StoreError::new(StoreErrorKind::Unavailable, "the server is read-only: a standby, or set so")),
+        };
+        self.on(Use::Control, "ping the server", ping).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -390,7 +420,7 @@ impl super::tx::sealed::Sealed for PgConnection {}
 
 impl JobConnection for PgConnection {
     fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
-        async move { rows::complete_once(&mut PgRows(self), terms, done).await }.boxed()
+        async move { rows::complete_once(&mut PgRows::new(self, false), terms, done).await }.boxed()
     }
 }
 
@@ -400,9 +430,25 @@ struct PgTx {
     savepoints: Savepoints,
     breakdown: Breakdown,
     call_timeout: Duration,
+    /// See [`PgRows`].
+    persistent: bool,
 }
 
 impl PgTx {
+    fn rows(&mut self) -> PgRows<'_> {
+        PgRows::new(&mut self.lent.connection, self.persistent)
+    }
+
+    /// Does something to rows inside the transaction.
+    async fn on<T>(
+        &mut self,
+        what: &'static str,
+        call: impl AsyncFnOnce(PgRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let result = within(self.call_timeout, what, call(self.rows())).await;
+        self.breakdown.noted(result)
+    }
+
     /// Sends statements without parameters; several go in one message and end at the first that fails.
     async fn send(&mut self, text: String, what: &'static str) -> Result<(), StoreError> {
         let result = within(self.call_timeout, what, async {
@@ -436,14 +482,8 @@ impl StoreTx for PgTx {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        async move {
-            let claim = async {
-                rows::claim(&mut PgRows(&mut self.lent.connection), terms, requests, ClaimAs::Completed).await
-            };
-            let result = within(self.call_timeout, "claim jobs", claim).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        let claim = async move |mut rows: PgRows<'_>| rows::claim(&mut rows, terms, requests, ClaimAs::Completed).await;
+        self.on("claim jobs", claim).boxed()
     }
 
     fn overwrite<'a>(
@@ -451,26 +491,17 @@ impl StoreTx for PgTx {
         terms: &'a Terms,
         rows: &'a [(EventKey, State, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            let overwrite = async {
-                for (key, state, error) in rows {
-                    PgRows(&mut self.lent.connection).overwrite(terms, key, state, error).await?;
-                }
-                Ok(())
-            };
-            let result = within(self.call_timeout, "mark jobs as failed", overwrite).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        let overwrite = async move |mut guard: PgRows<'_>| {
+            for (key, state, error) in rows {
+                guard.overwrite(terms, key, state, error).await?;
+            }
+            Ok(())
+        };
+        self.on("mark jobs as failed", overwrite).boxed()
     }
 
     fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
-        async move {
-            let hold = async { locks::hold(&mut PgRows(&mut self.lent.connection), names).await };
-            let result = within(self.call_timeout, "hold locks", hold).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        self.on("hold locks", async move |mut rows| locks::hold(&mut rows, names).await).boxed()
     }
 
     fn keep_results<'a>(
@@ -478,12 +509,8 @@ impl StoreTx for PgTx {
         consumer: &'a ConsumerName,
         results: &'a [(EventKey, Returned)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            let keep = async { PgRows(&mut self.lent.connection).keep_results(consumer, results).await };
-            let result = within(self.call_timeout, "keep what jobs returned", keep).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        let keep = async move |mut rows: PgRows<'_>| rows.keep_results(consumer, results).await;
+        self.on("keep what jobs returned", keep).boxed()
     }
 
     fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -515,7 +542,7 @@ impl StoreTx for PgTx {
 
     fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
         async move {
-            let mut query = sqlx::query(statement.text);
+            let mut query = sqlx::query(statement.text).persistent(self.persistent);
             for value in statement.values {
                 query = match value {
                     Value::Null => query.bind(None::<String>),
@@ -541,18 +568,6 @@ impl StoreTx for PgTx {
 
     fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
         (*self).rollback().boxed()
-    }
-}
-
-async fn can_write(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let can_write: bool = sqlx::query_scalar(queries::CAN_WRITE)
-        .fetch_one(connection)
-        .await
-        .map_err(|error| StoreError::from_sqlx("ping the server", error))?;
-    if can_write {
-        Ok(())
-    } else {
-        Err(StoreError::new(StoreErrorKind::Unavailable, "the server is read-only: a standby, or set so"))
     }
 }
 

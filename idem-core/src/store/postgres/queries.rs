@@ -36,6 +36,18 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('tcp_keepalives_count', '3', false),
        (SELECT set_config(name, '2s', false) FROM pg_settings WHERE name = 'client_connection_check_interval')";
 
+/// The same for the transaction that has just begun, where a pooler gives each transaction another session: $1 and $2 are
+/// written in as numbers of milliseconds.
+pub(super) fn settings_of_transaction(lock_timeout: Duration, idle_timeout: Duration, only_guard: bool) -> String {
+    let scans = if only_guard { "; SET LOCAL enable_seqscan = off" } else { "" };
+    format!(
+        "SET LOCAL lock_timeout = {}; SET LOCAL idle_in_transaction_session_timeout = {}; \
+         SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'{scans}",
+        lock_timeout.as_millis(),
+        idle_timeout.as_millis(),
+    )
+}
+
 /// For connections that only the guard uses: the planner may not scan a table that was small when it looked.
 pub(super) const SETTINGS_OF_CONTROL: &str = "SELECT set_config('enable_seqscan', 'off', false)";
 
@@ -48,8 +60,7 @@ pub(super) const COMMIT: &str = "SAVEPOINT idem_commit; COMMIT";
 
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
-pub(super) const CAN_WRITE: &str =
-    "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'";
+const CAN_WRITE: &str = "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'";
 
 /// Rows that are there already are left alone and cost no write. The clock is read in a subquery, which the planner does
 /// not merge, so that all columns of a row have the same instant; `RETURNING` reads it again after any wait.
@@ -284,7 +295,37 @@ SELECT EXISTS (
 type Statement<'q> = Query<'q, Postgres, PgArguments>;
 
 /// The guard's rows through one connection.
-pub(super) struct PgRows<'c>(pub(super) &'c mut PgConnection);
+pub(super) struct PgRows<'c> {
+    connection: &'c mut PgConnection,
+    /// Whether the server may keep statements for the session. Behind a pooler that lends sessions for one transaction each,
+    /// another client's statement of the same name would be there.
+    persistent: bool,
+}
+
+impl<'c> PgRows<'c> {
+    pub(super) fn new(connection: &'c mut PgConnection, persistent: bool) -> Self {
+        Self { connection, persistent }
+    }
+
+    async fn fetch(&mut self, statement: Statement<'_>, what: &str) -> Result<Vec<PgRow>, StoreError> {
+        let rows = statement.persistent(self.persistent).fetch_all(&mut *self.connection).await;
+        rows.map_err(|error| StoreError::from_sqlx(what, error))
+    }
+
+    async fn execute(&mut self, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
+        let done = statement.persistent(self.persistent).execute(&mut *self.connection).await;
+        Ok(done.map_err(|error| StoreError::from_sqlx(what, error))?.rows_affected())
+    }
+
+    /// The one value of the one row.
+    async fn value<T>(&mut self, statement: Statement<'_>, what: &str) -> Result<T, StoreError>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        let row = statement.persistent(self.persistent).fetch_one(&mut *self.connection).await;
+        row.and_then(|row| row.try_get(0)).map_err(|error| StoreError::from_sqlx(what, error))
+    }
+}
 
 impl Rows for PgRows<'_> {
     async fn insert(
@@ -306,7 +347,7 @@ impl Rows for PgRows<'_> {
             .bind(column(requests, |request| request.token.0))
             .bind(column(requests, |request| request.payload.map(|payload| payload.to_string())))
             .bind(column(requests, |request| row_text::message_id(request)));
-        let rows = fetch(self.0, statement, "claim jobs").await?;
+        let rows = self.fetch(statement, "claim jobs").await?;
         let inserted = rows.iter().map(|row| {
             let now: DateTime<Utc> = row.try_get("created_at")?;
             let answered: DateTime<Utc> = row.try_get("answered")?;
@@ -318,7 +359,7 @@ impl Rows for PgRows<'_> {
 
     async fn load(&mut self, consumer: &ConsumerName, keys: &[&EventKey]) -> Result<Loaded, StoreError> {
         let statement = sqlx::query(LOAD).bind(consumer.as_str()).bind(column(keys, |key| key.as_str()));
-        let rows = fetch(self.0, statement, "read jobs").await?;
+        let rows = self.fetch(statement, "read jobs").await?;
         let mut found: HashMap<String, Snapshot> = HashMap::with_capacity(rows.len());
         let mut now = Timestamp::EPOCH;
         for row in &rows {
@@ -353,7 +394,7 @@ impl Rows for PgRows<'_> {
             .bind(from.attempts)
             .bind(from.next_attempt_at.map(date_time))
             .bind(from.failure_kind);
-        Ok(execute(self.0, statement, "write a job").await? == 1)
+        Ok(self.execute(statement, "write a job").await? == 1)
     }
 
     async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<HashSet<EventKey>, StoreError> {
@@ -368,7 +409,7 @@ impl Rows for PgRows<'_> {
             .bind(column(done, |done| row_text::message_id(&done.request)))
             .bind(column(done, |done| done.returned.value.as_deref()))
             .bind(column(done, |done| done.returned.hash.as_deref()));
-        let rows = fetch(self.0, statement, "complete jobs").await?;
+        let rows = self.fetch(statement, "complete jobs").await?;
         collect(rows.iter().map(key_of), "read completed jobs")
     }
 
@@ -378,14 +419,15 @@ impl Rows for PgRows<'_> {
             .bind(column(held, |(key, _)| key.as_str()))
             .bind(column(held, |(_, token)| token.0))
             .bind(micros(terms.lease));
-        let rows = fetch(self.0, statement, "renew leases").await?;
+        let rows = self.fetch(statement, "renew leases").await?;
         collect(rows.iter().map(key_of), "read renewed jobs")
     }
 
     async fn result(&mut self, consumer: &ConsumerName, key: &EventKey) -> Result<Option<Vec<u8>>, StoreError> {
-        let statement = sqlx::query_scalar(RESULT).bind(consumer.as_str()).bind(key.as_str());
-        let result: Result<Option<Option<Vec<u8>>>, _> = statement.fetch_optional(&mut *self.0).await;
-        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx("read what a job returned", error))
+        let what = "read what a job returned";
+        let rows = self.fetch(sqlx::query(RESULT).bind(consumer.as_str()).bind(key.as_str()), what).await?;
+        let result = rows.first().map(|row| row.try_get::<Option<Vec<u8>>, _>(0)).transpose();
+        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx(what, error))
     }
 
     async fn count_duplicates(
@@ -397,7 +439,7 @@ impl Rows for PgRows<'_> {
             .bind(consumer.as_str())
             .bind(column(counts, |(key, _)| key.as_str()))
             .bind(column(counts, |(_, times)| i64::try_from(*times).unwrap_or(i64::MAX)));
-        execute(self.0, statement, "count duplicates").await?;
+        self.execute(statement, "count duplicates").await?;
         Ok(())
     }
 }
@@ -405,7 +447,7 @@ impl Rows for PgRows<'_> {
 impl LockRows for PgRows<'_> {
     async fn make(&mut self, names: &[&LockName]) -> Result<(), StoreError> {
         let statement = sqlx::query(MAKE_LOCKS).bind(column(names, |name| name.as_str()));
-        execute(self.0, statement, "make locks").await?;
+        self.execute(statement, "make locks").await?;
         Ok(())
     }
 
@@ -416,7 +458,7 @@ impl LockRows for PgRows<'_> {
             .bind(column(requests, |request| request.name.as_str()))
             .bind(column(requests, |request| request.token.0))
             .bind(column(requests, |request| request.key.as_str()));
-        let rows = fetch(self.0, statement, "take locks").await?;
+        let rows = self.fetch(statement, "take locks").await?;
         collect(rows.iter().map(lock_of), "read locks")
     }
 
@@ -425,7 +467,7 @@ impl LockRows for PgRows<'_> {
             .bind(micros(terms.lease))
             .bind(column(requests, |request| request.name.as_str()))
             .bind(column(requests, |request| request.token.0));
-        let rows = fetch(self.0, statement, "extend locks").await?;
+        let rows = self.fetch(statement, "extend locks").await?;
         collect(rows.iter().map(lock_of), "read locks")
     }
 
@@ -433,13 +475,13 @@ impl LockRows for PgRows<'_> {
         let statement = sqlx::query(FREE_LOCKS)
             .bind(column(requests, |request| request.name.as_str()))
             .bind(column(requests, |request| request.token.0));
-        execute(self.0, statement, "free locks").await?;
+        self.execute(statement, "free locks").await?;
         Ok(())
     }
 
     async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
         let statement = sqlx::query(HOLD_LOCKS).bind(column(names, |name| name.as_str()));
-        let rows = fetch(self.0, statement, "hold locks").await?;
+        let rows = self.fetch(statement, "hold locks").await?;
         collect(rows.iter().map(lock_of), "read locks")
     }
 }
@@ -460,7 +502,7 @@ impl PgRows<'_> {
             .bind(column(results, |(key, _)| key.as_str()))
             .bind(column(results, |(_, returned)| returned.value.as_deref()))
             .bind(column(results, |(_, returned)| returned.hash.as_deref()));
-        execute(self.0, statement, "keep what jobs returned").await?;
+        self.execute(statement, "keep what jobs returned").await?;
         Ok(())
     }
 
@@ -470,7 +512,7 @@ impl PgRows<'_> {
             .bind(micros(purge.older_than))
             .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
             .bind(i64::from(purge.most));
-        execute(self.0, statement, "purge jobs").await
+        self.execute(statement, "purge jobs").await
     }
 
     /// Writes a state over whatever is there.
@@ -483,7 +525,7 @@ impl PgRows<'_> {
     ) -> Result<(), StoreError> {
         let statement =
             written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
-        execute(self.0, statement, "write a failed job").await?;
+        self.execute(statement, "write a failed job").await?;
         Ok(())
     }
 }
@@ -495,42 +537,43 @@ impl Tables for PgRows<'_> {
     }
 
     async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
-        let failed = |error| StoreError::from_sqlx("read which migrations were applied", error);
-        let schema: Option<String> =
-            sqlx::query_scalar(CURRENT_SCHEMA).fetch_one(&mut *self.0).await.map_err(failed)?;
+        let schema: Option<String> = self.value(sqlx::query(CURRENT_SCHEMA), "read the current schema").await?;
         if schema.is_none() {
             return Err(migrate::schema("the search_path names no schema that exists; create it, or set another"));
         }
-        execute(self.0, sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
+        self.execute(sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
         // Asked first, because a role that may not create tables may still start where nothing is to be created.
         if !self.is_recorded().await? {
-            execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
+            self.execute(sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
         }
         self.records().await
     }
 
     async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
         let failed = |error| StoreError::from_sqlx(format!("apply migration {}", migration.name), error);
-        sqlx::raw_sql(migration.text).execute(&mut *self.0).await.map_err(failed)?;
+        sqlx::raw_sql(migration.text).execute(&mut *self.connection).await.map_err(failed)?;
         let record = sqlx::query(RECORD).bind(migration.version).bind(migration.name).bind(migration.checksum());
-        execute(self.0, record, "record a migration").await?;
+        self.execute(record, "record a migration").await?;
         Ok(())
     }
 
     async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
-        let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
-        answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
+        self.value(sqlx::query(HAS_UNIQUE_PAIR), "look for the primary key").await
     }
 }
 
 impl PgRows<'_> {
+    /// Whether the server takes writes.
+    pub(super) async fn can_write(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(CAN_WRITE), "ping the server").await
+    }
+
     async fn is_recorded(&mut self) -> Result<bool, StoreError> {
-        let is_recorded = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await;
-        is_recorded.map_err(|error| StoreError::from_sqlx("look for the table of migrations", error))
+        self.value(sqlx::query(IS_RECORDED), "look for the table of migrations").await
     }
 
     async fn records(&mut self) -> Result<Vec<Applied>, StoreError> {
-        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let rows = self.fetch(sqlx::query(APPLIED), "read which migrations were applied").await?;
         let applied = rows.iter().map(|row| {
             let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
             Ok(Applied { version, name, checksum })
@@ -552,15 +595,6 @@ fn written<'q>(statement: Statement<'q>, terms: &'q Terms, key: &'q EventKey, to
         .bind(to.next_attempt_at.map(date_time))
         .bind(to.failure_kind)
         .bind(to.payload.map(|payload| payload.to_string()))
-}
-
-async fn fetch(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<Vec<PgRow>, StoreError> {
-    statement.fetch_all(connection).await.map_err(|error| StoreError::from_sqlx(what, error))
-}
-
-async fn execute(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
-    let done = statement.execute(connection).await.map_err(|error| StoreError::from_sqlx(what, error))?;
-    Ok(done.rows_affected())
 }
 
 fn column<'t, T, U>(items: &'t [T], value: impl Fn(&'t T) -> U) -> Vec<U> {

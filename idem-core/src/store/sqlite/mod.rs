@@ -250,7 +250,7 @@ impl Store for SqliteStore {
         async move {
             within(MIGRATE_TIMEOUT, "migrate the tables", async {
                 let mut tx = self.begin_on(&self.writer).await?;
-                migrate::migrate(&mut SqliteRows(&mut tx.lent.connection), migrate::SQLITE).await?;
+                migrate::migrate(&mut SqliteRows(&mut tx.lent.connection), migrate::SQLITE, 0).await?;
                 tx.commit().await
             })
             .await
