@@ -15,6 +15,10 @@ mod postgres {
     idem_core::store_contract!(crate::subjects::postgres);
 }
 
+mod mariadb {
+    idem_core::store_contract!(crate::subjects::mariadb);
+}
+
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]

@@ -137,7 +137,7 @@ impl App {
         self
     }
 
-    /// Where the rows are: `postgres://…` or `sqlite://…`.
+    /// Where the rows are: `postgres://…`, `mysql://…` or `sqlite://…`.
     pub fn store_url(mut self, url: impl Into<String>) -> Self {
         self.store = StoreChoice::Url(url.into());
         self
@@ -283,7 +283,7 @@ impl App {
             return Err(Error::new(ErrorKind::Configuration, clashes.join("; ")));
         }
         if let StoreChoice::Url(url) = &self.store
-            && url.starts_with("postgres")
+            && ["postgres", "mysql", "mariadb"].iter().any(|server| url.starts_with(server))
             && self.config.transactions as u64 >= u64::from(self.store_options.max_connections)
         {
             let text = format!(

@@ -28,6 +28,9 @@ macro_rules! migrations {
 #[cfg(feature = "postgres")]
 pub(super) const POSTGRES: &[Migration] = migrations!("postgres": 1 "0001_processed_jobs");
 
+#[cfg(feature = "mysql")]
+pub(super) const MYSQL: &[Migration] = migrations!("mysql": 1 "0001_processed_jobs");
+
 #[cfg(feature = "sqlite")]
 pub(super) const SQLITE: &[Migration] = migrations!("sqlite": 1 "0001_processed_jobs");
 

@@ -8,15 +8,19 @@ mod memory;
 mod options;
 mod tx;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod lent;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod migrate;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod row_text;
 pub(crate) mod rows;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod server;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -36,6 +40,8 @@ use crate::timestamp::Timestamp;
 
 pub use error::{StoreError, StoreErrorKind, unique_violation};
 pub use memory::MemoryStore;
+#[cfg(feature = "mysql")]
+pub use mysql::MysqlStore;
 pub use options::{StoreOptions, connect};
 #[cfg(feature = "postgres")]
 pub use postgres::PgStore;
@@ -49,6 +55,8 @@ pub use tx::{Statement, StoreTx, Tx, Value, WrongEngine, sql};
 pub enum Engine {
     /// PostgreSQL, the reference.
     Postgres,
+    /// MariaDB and MySQL.
+    Mysql,
     /// SQLite, the embedded default.
     Sqlite,
     /// This process's memory: for documentation, models and tests. Gone when the process is.
@@ -59,6 +67,7 @@ impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Engine::Postgres => "PostgreSQL",
+            Engine::Mysql => "MySQL",
             Engine::Sqlite => "SQLite",
             Engine::Memory => "in-memory",
         })
