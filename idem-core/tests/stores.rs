@@ -25,6 +25,8 @@ mod connecting;
 mod dying;
 #[path = "stores/migrating.rs"]
 mod migrating;
+#[path = "stores/only_mysql.rs"]
+mod only_mysql;
 #[path = "stores/only_postgres.rs"]
 mod only_postgres;
 #[path = "stores/only_sqlite.rs"]

@@ -10,6 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySql, MySqlConnection, MySqlPool, Row};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use self::placeholders::positional;
@@ -195,15 +196,18 @@ impl MysqlStore {
     }
 
     async fn begin_tx(&self) -> Result<MysqlTx, StoreError> {
-        let mut tx = MysqlTx {
-            lent: self.lend(&self.work).await?,
+        let mut lent = self.lend(&self.work).await?;
+        let begin = begin(&mut lent);
+        let begun = within(self.options.call_timeout, "begin a transaction", begin).await;
+        let session = Session { id: self.breakdown.noted(begun)?, control: self.control.clone(), is_over: false };
+        Ok(MysqlTx {
+            lent,
+            session,
             savepoints: Savepoints::default(),
             progress: Progress::Begun,
             breakdown: self.breakdown.clone(),
             call_timeout: self.options.call_timeout,
-        };
-        tx.send(queries::BEGIN.to_owned(), "begin a transaction").await?;
-        Ok(tx)
+        })
     }
 
     /// Hands the result of statements without a transaction on. After a refusal the connection is as good as before; one
@@ -349,9 +353,37 @@ fn alone(lent: &mut Lent<MySql>) -> MysqlRows<'_> {
     MysqlRows { connection: &mut lent.connection, alone: true }
 }
 
+/// Answers the session's number.
+async fn begin(lent: &mut Lent<MySql>) -> Result<u64, StoreError> {
+    let failed = |error| StoreError::from_sqlx("begin a transaction", error);
+    let answered = sqlx::raw_sql(queries::BEGIN).fetch_all(&mut *lent.connection).await.map_err(failed)?;
+    let answer = answered.last().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0));
+    answer.map_err(failed)
+}
+
+/// The session of a transaction, which is ended from another one if the transaction is dropped before its end: MySQL does not
+/// notice that a client has gone while a statement runs, and a handler's statement may run for long, with all its locks.
+struct Session {
+    id: u64,
+    control: MySqlPool,
+    is_over: bool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let (false, Ok(runtime)) = (self.is_over, Handle::try_current()) else { return };
+        let (text, control) = (queries::end_session(self.id), self.control.clone());
+        runtime.spawn(async move {
+            // Most are gone by now, which is an error, too. What cannot be ended ends with its statement.
+            let _ = timeout(CLOSE_TIMEOUT, sqlx::raw_sql(AssertSqlSafe(text)).execute(&control)).await;
+        });
+    }
+}
+
 /// An open transaction. Its connection is given back only after a `COMMIT` or `ROLLBACK` that was answered.
 struct MysqlTx {
     lent: Lent<MySql>,
+    session: Session,
     savepoints: Savepoints,
     progress: Progress,
     breakdown: Breakdown,
@@ -418,7 +450,7 @@ impl MysqlTx {
             match rows::claim(&mut rows, terms, requests, ClaimAs::Completed).await {
                 Err(error) if error.number() == Some(DEADLOCK) && was_empty && tries < CLAIM_TRIES => {
                     queries::pause().await;
-                    self.send(queries::BEGIN.to_owned(), "begin a transaction again").await?;
+                    begin(&mut self.lent).await?;
                     tries += 1;
                 }
                 result => return result,
@@ -429,12 +461,14 @@ impl MysqlTx {
     async fn commit(mut self) -> Result<(), StoreError> {
         self.is_used()?;
         self.send(queries::COMMIT.to_owned(), "commit").await?;
+        self.session.is_over = true;
         self.lent.give_back();
         Ok(())
     }
 
     async fn rollback(mut self) -> Result<(), StoreError> {
         self.send(queries::ROLLBACK.to_owned(), "roll back").await?;
+        self.session.is_over = true;
         self.lent.give_back();
         Ok(())
     }

@@ -71,11 +71,14 @@ SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit = 1 AS log_is_flus
 ///
 /// Without autocommit: if the engine or a handler ends the transaction, what comes after it is in a new one that nobody
 /// commits, instead of being committed statement by statement. The savepoint is gone then, which [`COMMIT`] asks for.
+///
+/// Answers the session's number, by which it can be ended from another one.
 pub(super) const BEGIN: &str = "
 SET autocommit = 0;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 START TRANSACTION;
-SAVEPOINT idem_begun";
+SAVEPOINT idem_begun;
+SELECT CONNECTION_ID()";
 
 /// The first of the statements that fails is the last that is run.
 pub(super) const COMMIT: &str = "RELEASE SAVEPOINT idem_begun; COMMIT; SET autocommit = 1";
@@ -84,6 +87,11 @@ pub(super) const ROLLBACK: &str = "ROLLBACK; SET autocommit = 1";
 
 /// A savepoint of that name is not there: the transaction in which it was set has ended.
 pub(super) const NO_SUCH_SAVEPOINT: u16 = 1305;
+
+/// Ends a session, whose transaction is then rolled back. A user may do that to sessions of its own.
+pub(super) fn end_session(id: u64) -> String {
+    format!("KILL CONNECTION {id}")
+}
 
 /// Writes nothing, for no name is empty, and is refused as every write would be: by a replica or a server set to read-only,
 /// in a session that is, or by a binary log that cannot hold it. Asking for the settings would miss that some users are
