@@ -248,27 +248,32 @@ impl Subject for MariadbSubject {
     fn pass(&self, time: Duration) -> BoxFuture<'_, ()> {
         let micros = i64::try_from(time.as_micros()).expect("tests let little time pass");
         async move {
+            // A transaction, since the server's default may be not to commit by itself.
+            let mut tx = self.store.pool().begin().await.expect("MariaDB answers");
             sqlx::query(
                 "UPDATE processed_jobs SET locked_until = locked_until - INTERVAL ? MICROSECOND,
                                            next_attempt_at = next_attempt_at - INTERVAL ? MICROSECOND",
             )
             .bind(micros)
             .bind(micros)
-            .execute(self.store.pool())
+            .execute(&mut *tx)
             .await
             .expect("the tables are there");
+            tx.commit().await.expect("MariaDB answers");
         }
         .boxed()
     }
 
     fn forget<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, ()> {
         async move {
+            let mut tx = self.store.pool().begin().await.expect("MariaDB answers");
             sqlx::query("DELETE FROM processed_jobs WHERE consumer_name = ? AND idempotency_key = ?")
                 .bind(consumer.as_str())
                 .bind(key.as_str())
-                .execute(self.store.pool())
+                .execute(&mut *tx)
                 .await
                 .expect("the tables are there");
+            tx.commit().await.expect("MariaDB answers");
         }
         .boxed()
     }
