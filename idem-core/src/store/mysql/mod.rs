@@ -39,6 +39,8 @@ const CLAIM_TRIES: u32 = 16;
 /// - **DDL commits.** `CREATE`, `ALTER`, `TRUNCATE` and the like in a handler commit its claim and what it has done so far;
 ///   what it does after is rolled back, and the commit fails with [`StoreErrorKind::Broken`]. Make tables elsewhere.
 /// - **A deadlock** rolls back the whole transaction. A handler that hides it finds the commit refused, and nothing kept.
+/// - **A statement whose client has gone** runs on, with the locks of its transaction. When a handler is dropped, its session
+///   is ended from another one; when its process dies, the server ends it after the statement.
 /// - **Sessions** have a `sql_mode` of the guard's, strict, and READ COMMITTED, whatever the server's defaults are. So with a
 ///   binary log its format must be row-based or mixed.
 /// - **Time-outs** count whole seconds: [`lock_timeout`](StoreOptions::lock_timeout) and
