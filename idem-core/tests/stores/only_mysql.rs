@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use idem_core::machine::{Decision, State, Token};
 use idem_core::store::contract::{Subject, claim_in, commit, rollback};
 use idem_core::store::{
-    ClaimRequest, FailedTry, Fenced, MysqlStore, Retry, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
-    unique_violation,
+    ClaimRequest, Completion, FailedTry, Fenced, MysqlStore, Retry, Store, StoreErrorKind, StoreOptions, Terms, Tx,
+    sql, unique_violation,
 };
 use idem_core::{ConsumerName, EventKey};
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
@@ -776,6 +776,57 @@ async fn a_network_that_stops_ends_every_call_in_time() {
     proxy.stall(false);
     assert_eq!(claim(store, &terms, &request("b", 2)).await, Decision::Duplicate, "its commit got through after all");
     store.ping().await.expect("the pools have recovered");
+}
+
+// ---- plans
+
+/// A search for each key, also on a young table. Where a statement reads others' rows in passing, it locks them, too.
+#[tokio::test]
+async fn no_statement_scans_a_young_table() {
+    let subject = mariadb_with(&StoreOptions::default().max_connections(1), |database| database.url.clone()).await;
+    let (store, terms) = (&subject.store, terms("plans"));
+    for batch in 0..10 {
+        let requests: Vec<_> = (0..100).map(|n| request(&format!("{batch}/{n}"), 1 + batch * 1000 + n)).collect();
+        let answers = store.claim(&terms, &requests).await.expect("the store works");
+        let held: Vec<_> = requests.iter().map(|request| (request.key.clone(), request.token)).collect();
+        let done: Vec<_> = requests
+            .iter()
+            .zip(&answers)
+            .take(50)
+            .map(|(request, answer)| match answer.decision {
+                Decision::Run(run) => Completion { request: request.clone(), attempt: run.attempt, fence: run.fence },
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        store.complete(&terms, &done).await.expect("the store works");
+        let failed: Vec<_> = requests[50..90]
+            .iter()
+            .map(|request| FailedTry {
+                key: request.key.clone(),
+                token: request.token,
+                retry: Retry::After(Duration::ZERO),
+                error: "x".to_owned(),
+            })
+            .collect();
+        store.fail(&terms, &failed).await.expect("the store works");
+        store.release(&terms, &held[90..]).await.expect("the store works");
+        let again: Vec<_> = (0..100).map(|n| request(&format!("{batch}/{n}"), 501 + batch * 1000 + n)).collect();
+        store.claim(&terms, &again).await.expect("the store works");
+    }
+    let mut tx = store.begin().await.expect("it is the connection of all that");
+    let counters: Vec<(String, String)> = sqlx::query_as("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        .fetch_all(connection(&mut tx))
+        .await
+        .expect("MariaDB answers");
+    let counter = |name: &str| {
+        let (_, value) = counters.iter().find(|(found, _)| found == name).expect("it is counted");
+        value.parse::<u64>().expect("it is a number")
+    };
+    let (searches, rows) =
+        (counter("Handler_read_key"), counter("Handler_read_next") + counter("Handler_read_rnd_next"));
+    assert!(searches > 3000, "{searches} searches of the key");
+    assert!(rows < searches, "{rows} rows were read in passing, with {searches} searches");
+    rollback(tx).await.expect("the store works");
 }
 
 #[tokio::test]
