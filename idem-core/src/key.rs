@@ -138,7 +138,7 @@ impl EventKey {
     }
 
     /// A key as it was read back from a store, which only ever held valid ones.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
     pub(crate) fn from_stored(key: String) -> Self {
         Self(key)
     }

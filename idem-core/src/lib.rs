@@ -40,6 +40,7 @@
 //! |---|---|
 //! | `macros` (default) | `#[idempotent]` and `#[derive(Classify)]` |
 //! | `postgres` | `store::postgres::PgStore` |
+//! | `mysql` | `store::mysql::MysqlStore`, for MariaDB and MySQL |
 //! | `sqlite` | `store::sqlite::SqliteStore` |
 //! | `test-util` | the contract suite for stores, and crash points that tests can set by environment |
 

@@ -27,12 +27,18 @@ mod postgres_whose_default_is_serializable {
     idem_core::store_contract!(crate::subjects::postgres_serializable);
 }
 
+mod mariadb {
+    idem_core::store_contract!(crate::subjects::mariadb);
+}
+
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]
 mod dying;
 #[path = "stores/migrating.rs"]
 mod migrating;
+#[path = "stores/only_mysql.rs"]
+mod only_mysql;
 #[path = "stores/only_postgres.rs"]
 mod only_postgres;
 #[path = "stores/only_sqlite.rs"]

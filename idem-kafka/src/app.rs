@@ -304,7 +304,7 @@ impl App {
             return Err(Error::new(ErrorKind::Configuration, clashes.join("; ")));
         }
         if let StoreChoice::Url(url) = &self.store
-            && url.starts_with("postgres")
+            && ["postgres", "mysql", "mariadb"].iter().any(|server| url.starts_with(server))
             && self.config.transactions as u64 >= u64::from(self.store_options.max_connections)
         {
             let text = format!(

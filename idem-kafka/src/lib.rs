@@ -47,6 +47,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `postgres` (default) | the PostgreSQL store |
+//! | `mysql` | the store for MariaDB and MySQL |
 //! | `sqlite` (default) | the SQLite store |
 //! | `test-util` | crash points that tests can set by environment |
 

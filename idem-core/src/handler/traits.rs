@@ -114,7 +114,7 @@ impl<'a> Requirements<'a> {
 #[diagnostic::on_unimplemented(
     message = "`&mut {Self}` is not a transaction that idem can hand to a handler",
     label = "a `&mut` parameter is the transaction",
-    note = "take `&mut Tx`, `&mut PgConnection` or `&mut SqliteConnection`; shared values come as `State<T>`"
+    note = "take `&mut Tx`, `&mut PgConnection`, `&mut MySqlConnection` or `&mut SqliteConnection`; shared values come as `State<T>`"
 )]
 pub trait Transactional: Send {
     /// The engine it belongs to; nothing if it runs on any.

@@ -53,6 +53,25 @@ pub(super) async fn within<T>(
     timeout(limit, call).await.unwrap_or_else(|_| Err(late()))
 }
 
+/// Binds the values of a [`Statement`](super::Statement) to a query of any engine's driver.
+macro_rules! bound {
+    ($query:expr, $values:expr) => {{
+        let mut query = $query;
+        for value in $values {
+            query = match value {
+                $crate::store::Value::Null => query.bind(None::<String>),
+                $crate::store::Value::Bool(value) => query.bind(value),
+                $crate::store::Value::Int(value) => query.bind(value),
+                $crate::store::Value::Float(value) => query.bind(value),
+                $crate::store::Value::Text(value) => query.bind(value),
+                $crate::store::Value::Bytes(value) => query.bind(value),
+            };
+        }
+        query
+    }};
+}
+pub(super) use bound;
+
 /// The guard's savepoints, which are numbered from the outermost. Their statements are the same in every engine.
 #[derive(Debug, Default)]
 pub(super) struct Savepoints(usize);

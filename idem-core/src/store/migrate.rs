@@ -39,6 +39,10 @@ pub(super) const PLAIN: usize = 0;
 #[cfg(feature = "postgres")]
 pub(super) const PARTITIONED: usize = 1;
 
+#[cfg(feature = "mysql")]
+pub(super) const MYSQL: Variants =
+    &[&[migration!("mysql", 1, "0001_processed_jobs"), migration!("mysql", 2, "0002_job_locks")]];
+
 #[cfg(feature = "sqlite")]
 pub(super) const SQLITE: Variants =
     &[&[migration!("sqlite", 1, "0001_processed_jobs"), migration!("sqlite", 2, "0002_job_locks")]];

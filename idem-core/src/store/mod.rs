@@ -9,16 +9,20 @@ mod memory;
 mod options;
 mod tx;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod lent;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod migrate;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod retention;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod row_text;
 pub(crate) mod rows;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod server;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -39,6 +43,8 @@ use crate::timestamp::Timestamp;
 pub use error::{StoreError, StoreErrorKind, unique_violation};
 pub use locks::LockRequest;
 pub use memory::MemoryStore;
+#[cfg(feature = "mysql")]
+pub use mysql::MysqlStore;
 pub use options::{StoreOptions, connect};
 #[cfg(feature = "postgres")]
 pub use postgres::PgStore;
@@ -52,6 +58,8 @@ pub use tx::{JobConnection, Statement, StoreTx, Tx, Value, WrongEngine, sql};
 pub enum Engine {
     /// PostgreSQL, the reference.
     Postgres,
+    /// MariaDB and MySQL.
+    Mysql,
     /// SQLite, the embedded default.
     Sqlite,
     /// This process's memory: for documentation, models and tests. Gone when the process is.
@@ -62,6 +70,7 @@ impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Engine::Postgres => "PostgreSQL",
+            Engine::Mysql => "MySQL",
             Engine::Sqlite => "SQLite",
             Engine::Memory => "in-memory",
         })

@@ -246,7 +246,7 @@ pub(crate) async fn complete(
 /// Marks one job as completed inside a transaction of its handler's. What is completed already is refused, also if this very
 /// claim did it: another transaction of the handler's has committed, perhaps without its hearing of it, and what it wrote
 /// must not be written twice.
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) async fn complete_once(
     rows: &mut impl Rows,
     terms: &Terms,

@@ -12,8 +12,8 @@ use crate::machine::State;
 
 /// An open transaction that holds the claims, the handlers' effects and the completions of one batch (T1).
 ///
-/// Dropping it rolls it back. A handler takes it as `tx: &mut Tx` to run on any engine, or as `&mut PgConnection` or
-/// `&mut SqliteConnection` to be tied to one. It must not commit or roll back itself.
+/// Dropping it rolls it back. A handler takes it as `tx: &mut Tx` to run on any engine, or as `&mut PgConnection`,
+/// `&mut MySqlConnection` or `&mut SqliteConnection` to be tied to one. It must not commit or roll back itself.
 pub struct Tx(Box<dyn StoreTx>);
 
 /// What a store puts behind a [`Tx`].
@@ -114,7 +114,7 @@ impl Tx {
         self.0.engine()
     }
 
-    /// Runs one statement on whichever engine this is. Placeholders are `$1`, `$2`, …
+    /// Runs one statement on whichever engine this is. Placeholders are `$1`, `$2`, …, also on MySQL.
     ///
     /// ```
     /// use idem_core::store::{sql, Tx};
@@ -180,6 +180,16 @@ impl Transactional for sqlx::PgConnection {
     fn of(tx: &mut Tx) -> Result<&mut Self, WrongEngine> {
         let found = tx.engine();
         tx.connection().ok_or(WrongEngine { wanted: Engine::Postgres, found })
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Transactional for sqlx::MySqlConnection {
+    const ENGINE: Option<Engine> = Some(Engine::Mysql);
+
+    fn of(tx: &mut Tx) -> Result<&mut Self, WrongEngine> {
+        let found = tx.engine();
+        tx.connection().ok_or(WrongEngine { wanted: Engine::Mysql, found })
     }
 }
 

@@ -450,7 +450,7 @@ async fn a_session_that_breaks_in_a_transaction_leaves_nothing() {
     assert!(is_run(claim(&subject.store, &terms, &request("order", 2)).await));
 }
 
-mod proxy {
+pub mod proxy {
     //! Between store and server, and able to play a network that has stopped.
 
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

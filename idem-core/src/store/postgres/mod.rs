@@ -3,37 +3,25 @@
 mod queries;
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use self::queries::PgRows;
-use super::lent::{Lent, Savepoints, within};
+use super::lent::{Lent, Savepoints, bound, within};
 use super::rows::{self, ClaimAs, Rows as _};
+use super::server::{Breakdown, CLOSE_TIMEOUT, MIGRATE_TIMEOUT, Use, guard_pool};
 use super::{
     Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, JobConnection, LockRequest, Operated,
-    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value,
-    locks, migrate,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, locks,
+    migrate,
 };
-use crate::clock::{Clock, SystemClock};
 use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{OperatorAction, State, Token};
-
-/// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up (L2).
-const CONTROL_CONNECTIONS: u32 = 2;
-/// How long a renewal waits at most for another transaction's lock.
-const CONTROL_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection that was idle for longer is tried before it is used.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
-/// How long the tables' migration may take, which another process may be doing.
-const MIGRATE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long [`Store::close`] waits for connections that are in use.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The guard's rows in PostgreSQL 13 or later, in the first schema of the connection's `search_path`.
 ///
@@ -61,26 +49,6 @@ pub struct PgStore {
     application: PgPool,
     breakdown: Breakdown,
     options: StoreOptions,
-}
-
-/// When a connection last broke off. Those that have not been used since are tried first: a server that restarts breaks all
-/// of them, and each would cost somebody a failed call.
-#[derive(Clone, Debug, Default)]
-struct Breakdown(Arc<Mutex<Option<Instant>>>);
-
-impl Breakdown {
-    /// Hands a result on and remembers if it is one.
-    fn noted<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        if result.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unavailable) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(SystemClock.monotonic());
-        }
-        result
-    }
-
-    fn was_within(&self, time: Duration) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.is_some_and(|last| SystemClock.monotonic().saturating_duration_since(last) <= time)
-    }
 }
 
 impl PgStore {
@@ -117,8 +85,8 @@ impl PgStore {
             .connect_lazy_with(target.clone());
         let breakdown = Breakdown::default();
         Ok(Self {
-            work: guard_pool(options, &breakdown, Use::Work).connect_lazy_with(target.clone()),
-            control: guard_pool(options, &breakdown, Use::Control).connect_lazy_with(target),
+            work: work_or_control(options, &breakdown, Use::Work).connect_lazy_with(target.clone()),
+            control: work_or_control(options, &breakdown, Use::Control).connect_lazy_with(target),
             application,
             breakdown,
             options: *options,
@@ -134,47 +102,9 @@ impl PgStore {
     }
 }
 
-/// What a pool of the guard's is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    Work,
-    Control,
-}
-
-impl Use {
-    fn lock_timeout(self, options: &StoreOptions) -> Duration {
-        match self {
-            Use::Work => options.lock_timeout,
-            Use::Control => options.lock_timeout.min(CONTROL_LOCK_TIMEOUT),
-        }
-    }
-}
-
-fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> PgPoolOptions {
-    let connections = match used_for {
-        Use::Work => options.max_connections,
-        Use::Control => CONTROL_CONNECTIONS,
-    };
-    let options = *options;
-    let breakdown = breakdown.clone();
-    // Leaves most of the time for opening another one.
-    let sign_of_life = options.acquire_timeout / 4;
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(options.acquire_timeout)
-        // It costs every call a round trip; the callback does it only where it is of use.
-        .test_before_acquire(false)
-        .before_acquire(move |connection, meta| {
-            let doubtful = meta.idle_for > TRUSTED_IDLE || breakdown.was_within(meta.idle_for);
-            Box::pin(async move {
-                if doubtful {
-                    // One that the network lost in silence neither answers nor breaks off.
-                    timeout(sign_of_life, connection.ping()).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
-                }
-                Ok(true)
-            })
-        })
-        .after_connect(move |connection, _| Box::pin(prepare(connection, used_for, options)))
+fn work_or_control(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> PgPoolOptions {
+    let (pool, options) = (guard_pool(options, breakdown, used_for), *options);
+    pool.after_connect(move |connection, _| Box::pin(prepare(connection, used_for, options)))
 }
 
 /// Makes a new connection the guard's.
@@ -542,17 +472,7 @@ impl StoreTx for PgTx {
 
     fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
         async move {
-            let mut query = sqlx::query(statement.text).persistent(self.persistent);
-            for value in statement.values {
-                query = match value {
-                    Value::Null => query.bind(None::<String>),
-                    Value::Bool(value) => query.bind(value),
-                    Value::Int(value) => query.bind(value),
-                    Value::Float(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Bytes(value) => query.bind(value),
-                };
-            }
+            let query = bound!(sqlx::query(statement.text).persistent(self.persistent), statement.values);
             Ok(query.execute(&mut *self.lent.connection).await?.rows_affected())
         }
         .boxed()

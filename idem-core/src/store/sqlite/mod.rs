@@ -14,12 +14,12 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use tokio::time::{sleep, timeout};
 
 use self::queries::SqliteRows;
-use super::lent::{Lent, Savepoints, within};
+use super::lent::{Lent, Savepoints, bound, within};
 use super::rows::{self, ClaimAs, Rows as _};
 use super::{
     Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, JobConnection, LockRequest, Operated,
-    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value,
-    locks, migrate,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, locks,
+    migrate,
 };
 use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{OperatorAction, State, Token};
@@ -537,17 +537,7 @@ impl StoreTx for SqliteTx {
 
     fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
         async move {
-            let mut query = sqlx::query(statement.text);
-            for value in statement.values {
-                query = match value {
-                    Value::Null => query.bind(None::<String>),
-                    Value::Bool(value) => query.bind(value),
-                    Value::Int(value) => query.bind(value),
-                    Value::Float(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Bytes(value) => query.bind(value),
-                };
-            }
+            let query = bound!(sqlx::query(statement.text), statement.values);
             Ok(query.execute(&mut *self.lent.connection).await?.rows_affected())
         }
         .boxed()
