@@ -41,22 +41,22 @@ fn options() -> StoreOptions {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t1_a_cut_neither_loses_nor_doubles_an_atomic_effect() {
-    attack(Kind::Atomic).await;
+    attack(Engine::Postgres, Kind::Atomic).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t1_a_cut_neither_loses_nor_doubles_the_effects_of_an_atomic_batch() {
-    attack(Kind::AtomicBatch).await;
+    attack(Engine::Postgres, Kind::AtomicBatch).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t2_a_cut_neither_loses_nor_doubles_an_outside_effect() {
-    attack(Kind::Lease).await;
+    attack(Engine::Postgres, Kind::Lease).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t2_a_cut_neither_loses_nor_doubles_the_outside_effects_of_a_batch() {
-    attack(Kind::LeaseBatch).await;
+    attack(Engine::Postgres, Kind::LeaseBatch).await;
 }
 
 /// A pool of one connection, of which each answer vanishes in turn: also the one by which a connection that is given back
@@ -126,8 +126,8 @@ impl Counts {
     }
 }
 
-async fn attack(kind: Kind) {
-    let place = Place::new(Engine::Postgres).await;
+async fn attack(engine: Engine, kind: Kind) {
+    let place = Place::new(engine).await;
     let goal = setting("IDEM_TEST_CUTS", 200).div_ceil(WORKERS);
     let working = (0..WORKERS).map(|number| work(&place, kind, number, goal));
     let mut total = Counts::default();
@@ -159,14 +159,14 @@ async fn attack(kind: Kind) {
     }
     let Counts { jobs, cuts, delays, blackholes, hung, lost_leases, undecided } = total;
     tell(&format!(
-        "network: {kind:?}: {} faults ({cuts} cuts, {delays} delays, {blackholes} blackholes), {jobs} jobs, \
+        "network: {engine} {kind:?}: {} faults ({cuts} cuts, {delays} delays, {blackholes} blackholes), {jobs} jobs, \
          {undecided} undecided, {hung} hung handlers, {lost_leases} lost leases, seed {}",
         cuts + delays + blackholes,
         seed()
     ));
 }
 
-/// The PostgreSQL server's host and port, and the URL with the relay's instead.
+/// The URL with the relay's host and port instead of the server's.
 fn through(url: &str, relay: &Relay) -> String {
     let server = server_of(url);
     url.replacen(server, &format!("127.0.0.1:{}", relay.port), 1)

@@ -26,13 +26,13 @@ const PROCESSES: u64 = 8;
 /// Each job is asked for by so many messages, each in another process.
 const COPIES: u64 = 5;
 /// Short, so that whoever is frozen, stalls or dies loses its jobs.
-const LEASE: Duration = Duration::from_millis(400);
+const LEASE: Duration = Duration::from_millis(600);
 /// For how long a handler blocks its process: beyond the lease.
-const STALL: Duration = Duration::from_millis(700);
+const STALL: Duration = Duration::from_millis(900);
 /// A process that is frozen in a transaction must not keep its keys; one whose handler stalls may finish.
-const IDLE_TRANSACTION: Duration = Duration::from_millis(1000);
+const IDLE_TRANSACTION: Duration = Duration::from_millis(1200);
 /// For how long the chaos freezes a process at most: beyond both.
-const FREEZE: u64 = 1400;
+const FREEZE: u64 = 1600;
 /// One job in so many has a handler that blocks its process.
 const STALLS: u64 = 250;
 const BATCH: usize = 32;
