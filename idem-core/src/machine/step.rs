@@ -268,7 +268,13 @@ mod tests {
             ("absent", State::Absent),
             ("received", State::Received(record(0))),
             ("received, tries used up", State::Received(record(3))),
+            ("received, given back", State::Received(Record { fence: 1, ..record(0) })),
+            ("received, counted by hand", State::Received(Record { fence: 0, ..record(2) })),
             ("processing, mine, alive", processing(MINE, AFTER)),
+            (
+                "processing, mine, alive, given back before",
+                State::Processing { record: Record { fence: 2, ..record(1) }, token: MINE, locked_until: AFTER },
+            ),
             ("processing, mine, run out", processing(MINE, NOW)),
             ("processing, other's, alive", processing(OTHER, AFTER)),
             ("processing, other's, run out", processing(OTHER, NOW)),
@@ -283,6 +289,11 @@ mod tests {
                 State::Failed { record: record(3), token: Some(MINE), failure: Failure::Due(BEFORE) },
             ),
             ("failed, terminal", failed(Failure::Terminal)),
+            (
+                "failed by other, terminal",
+                State::Failed { record: record(1), token: Some(OTHER), failure: Failure::Terminal },
+            ),
+            ("failed by operator", State::Failed { record: record(1), token: None, failure: Failure::Terminal }),
             ("failed, exhausted", failed(Failure::Exhausted)),
         ]
     }
