@@ -15,6 +15,8 @@ mod postgres {
     idem_core::store_contract!(crate::subjects::postgres);
 }
 
+#[path = "stores/columns.rs"]
+mod columns;
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]

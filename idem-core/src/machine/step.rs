@@ -275,6 +275,10 @@ mod tests {
                 "processing, mine, alive, given back before",
                 State::Processing { record: Record { fence: 2, ..record(1) }, token: MINE, locked_until: AFTER },
             ),
+            (
+                "processing, mine, alive, last try",
+                State::Processing { record: record(3), token: MINE, locked_until: AFTER },
+            ),
             ("processing, mine, run out", processing(MINE, NOW)),
             ("processing, other's, alive", processing(OTHER, AFTER)),
             ("processing, other's, run out", processing(OTHER, NOW)),
@@ -376,6 +380,17 @@ mod tests {
             table == expected,
             "the table has changed; if that is meant, run with UPDATE_EXPECT=1 and read the difference\n{table}"
         );
+    }
+
+    #[test]
+    fn what_is_illegal_is_named() {
+        let names = |state: State| {
+            inputs().into_iter().filter_map(move |(_, input)| Some(step(&state, input).err()?.to_string()))
+        };
+        let absent: Vec<_> = names(State::Absent).collect();
+        assert_eq!(absent[0], "a Absent job cannot take an expiry");
+        assert!(absent[1..].iter().all(|text| text == "a Absent job cannot take an operator's action"), "{absent:?}");
+        assert_eq!(names(State::Received(record(0))).count(), 2);
     }
 
     #[test]
