@@ -1,14 +1,14 @@
 //! Every history of a few workers, a broker, a clock, crashes, cut connections and people, against the real
 //! [`step`](idem_core::machine::step).
 //!
-//! Each case bounds what may go wrong, and is explored completely. `properties.rs` lists what must hold in every state of
-//! every history, and what must be reached so that this says something; `broken.rs` breaks the machine, and what surrounds
-//! it, one decision at a time, and each must be noticed. The numbers of states are pinned: a model that suddenly has fewer
-//! has lost something that may happen.
+//! Each case bounds what may go wrong, and is explored completely. `properties.rs` lists what must hold in every state
+//! of every history, and what must be reached so that this says something; `broken.rs` breaks the machine, and what
+//! surrounds it, one decision at a time, and each must be noticed. The numbers of states are pinned: a model that suddenly
+//! has fewer has lost something that may happen.
 //!
-//! What the model takes for granted: a handler in lease mode is gone by its deadline (`RunDeadline`, and its tests), except
-//! in the cases of handlers that do not stop; the unique key lets one of several inserts win; a statement's row is as it
-//! was or as it became.
+//! What the model takes for granted: a handler in lease mode is gone by its deadline (`RunDeadline`, and its tests),
+//! except in the cases of handlers that do not stop; the unique key lets one of several inserts win; a statement's row is
+//! as it was or as it became.
 
 #[path = "model/broken.rs"]
 mod broken;
@@ -210,7 +210,12 @@ cases! {
             budget: Budget { crashes: 1, lost: 1, ..NOTHING },
             ..TWO
         },
-        reaches: &["everything is passed", "crash before the commit", "lost reply to a commit", "a commit without its worker"],
+        reaches: &[
+            "everything is passed",
+            "crash before the commit",
+            "lost reply to a commit",
+            "a commit without its worker",
+        ],
         states: 76_467,
     };
     /// The careful window of one worker meets another worker's ordinary transactions.
@@ -239,7 +244,12 @@ cases! {
             budget: Budget { crashes: 1, moves: 1, ..NOTHING },
             ..TWO
         },
-        reaches: &["everything is passed", "conflict", "decided out of order", "a partition is taken from a living worker"],
+        reaches: &[
+            "everything is passed",
+            "conflict",
+            "decided out of order",
+            "a partition is taken from a living worker",
+        ],
         states: 23_712,
     };
     people: Case {

@@ -31,6 +31,8 @@ mod mariadb {
     idem_core::store_contract!(crate::subjects::mariadb);
 }
 
+#[path = "stores/columns.rs"]
+mod columns;
 #[path = "stores/connecting.rs"]
 mod connecting;
 #[path = "stores/dying.rs"]

@@ -98,6 +98,26 @@ mod tests {
     }
 
     #[test]
+    fn the_margin_is_a_tenth_of_the_lease_and_at_most_two_seconds() {
+        for (lease, stop_at, grace) in [
+            (Duration::from_millis(300), Duration::from_millis(270), Duration::from_millis(15)),
+            (10 * SECOND, 9 * SECOND, SECOND / 2),
+            (20 * SECOND, 18 * SECOND, SECOND),
+            (600 * SECOND, 598 * SECOND, SECOND),
+        ] {
+            let deadline = RunDeadline::claimed(Duration::ZERO, lease, 1000 * SECOND);
+            assert_eq!((deadline.at(), deadline.grace()), (stop_at, grace), "{lease:?}");
+        }
+    }
+
+    #[test]
+    fn a_renewal_may_fail_twice() {
+        let (lease, interval) = (30 * SECOND, RunDeadline::renewal_interval(30 * SECOND));
+        assert_eq!(interval, 10 * SECOND);
+        assert!(2 * interval < RunDeadline::claimed(Duration::ZERO, lease, 1000 * SECOND).at());
+    }
+
+    #[test]
     fn renewals_cannot_keep_a_handler_beyond_its_ceiling() {
         let mut deadline = RunDeadline::claimed(SECOND, 30 * SECOND, 60 * SECOND);
         assert!(!deadline.is_ceiling());

@@ -26,3 +26,21 @@ pub fn backoff(policy: &Backoff, attempt: u32, random: f64) -> Duration {
     let longest = policy.base.saturating_mul(1 << doublings).min(policy.cap);
     longest.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_cap_and_keep_a_floor_of_half() {
+        let seconds = Duration::from_secs;
+        let policy = Backoff { base: seconds(2), cap: seconds(50) };
+        for (attempt, longest) in [(0, 2), (1, 2), (2, 4), (3, 8), (5, 32), (6, 50), (40, 50), (u32::MAX, 50)] {
+            let wait = |random| backoff(&policy, attempt, random);
+            assert_eq!(wait(1.0), seconds(longest), "{attempt}");
+            assert_eq!(wait(0.5), seconds(longest).mul_f64(0.75), "{attempt}");
+            assert_eq!(wait(0.0), seconds(longest) / 2, "{attempt}");
+            assert_eq!((wait(-1.0), wait(2.0)), (wait(0.0), wait(1.0)), "{attempt}");
+        }
+    }
+}

@@ -134,3 +134,17 @@ impl StateKind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stored rows, logs and dashboards have these names.
+    #[test]
+    fn names_stay_as_they_are() {
+        use StateKind::{Absent, Completed, Failed, Processing, Received};
+        let names = [Absent, Received, Processing, Completed, Failed].map(StateKind::as_str);
+        assert_eq!(names, ["NONE", "RECEIVED", "PROCESSING", "COMPLETED", "FAILED"]);
+        assert_eq!(Token(Uuid::from_u128(10)).to_string(), "00000000-0000-0000-0000-00000000000a");
+    }
+}

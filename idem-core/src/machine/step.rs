@@ -268,7 +268,17 @@ mod tests {
             ("absent", State::Absent),
             ("received", State::Received(record(0))),
             ("received, tries used up", State::Received(record(3))),
+            ("received, given back", State::Received(Record { fence: 1, ..record(0) })),
+            ("received, counted by hand", State::Received(Record { fence: 0, ..record(2) })),
             ("processing, mine, alive", processing(MINE, AFTER)),
+            (
+                "processing, mine, alive, given back before",
+                State::Processing { record: Record { fence: 2, ..record(1) }, token: MINE, locked_until: AFTER },
+            ),
+            (
+                "processing, mine, alive, last try",
+                State::Processing { record: record(3), token: MINE, locked_until: AFTER },
+            ),
             ("processing, mine, run out", processing(MINE, NOW)),
             ("processing, other's, alive", processing(OTHER, AFTER)),
             ("processing, other's, run out", processing(OTHER, NOW)),
@@ -283,6 +293,11 @@ mod tests {
                 State::Failed { record: record(3), token: Some(MINE), failure: Failure::Due(BEFORE) },
             ),
             ("failed, terminal", failed(Failure::Terminal)),
+            (
+                "failed by other, terminal",
+                State::Failed { record: record(1), token: Some(OTHER), failure: Failure::Terminal },
+            ),
+            ("failed by operator", State::Failed { record: record(1), token: None, failure: Failure::Terminal }),
             ("failed, exhausted", failed(Failure::Exhausted)),
         ]
     }
@@ -365,6 +380,17 @@ mod tests {
             table == expected,
             "the table has changed; if that is meant, run with UPDATE_EXPECT=1 and read the difference\n{table}"
         );
+    }
+
+    #[test]
+    fn what_is_illegal_is_named() {
+        let names = |state: State| {
+            inputs().into_iter().filter_map(move |(_, input)| Some(step(&state, input).err()?.to_string()))
+        };
+        let absent: Vec<_> = names(State::Absent).collect();
+        assert_eq!(absent[0], "a Absent job cannot take an expiry");
+        assert!(absent[1..].iter().all(|text| text == "a Absent job cannot take an operator's action"), "{absent:?}");
+        assert_eq!(names(State::Received(record(0))).count(), 2);
     }
 
     #[test]

@@ -62,6 +62,7 @@ macro_rules! store_contract {
             a_released_job_gets_its_attempt_back
             a_lost_reply_is_asked_again
             renewals_extend_only_what_is_held
+            a_renewal_is_for_one_row
             nothing_is_written_over_a_completed_job
             a_completion_without_a_row_writes_it
             twins_in_a_batch_are_told_of_each_other
@@ -70,6 +71,7 @@ macro_rules! store_contract {
             answers_come_in_the_order_of_the_requests
             keys_are_compared_byte_by_byte
             consumers_are_apart
+            consumers_are_apart_even_with_one_token
             texts_that_do_not_fit_are_stored_as_they_can_be
             empty_batches_are_answered
             one_of_many_gets_a_new_job
@@ -84,6 +86,7 @@ macro_rules! store_contract {
             a_claim_waits_for_the_transaction_before_it
             savepoints_nest
             failures_are_written_over_claims_of_the_transaction
+            what_is_overwritten_is_wholly_so
             a_store_that_was_migrated_twice_is_as_before
             a_store_answers_pings
             what_a_handler_returned_is_kept
@@ -353,6 +356,35 @@ pub async fn renewals_extend_only_what_is_held(subject: &impl Subject) {
     assert!(matches!(answer.decision, Decision::InProgress { until } if until > answer.now), "it was renewed twice");
 }
 
+/// A token that is right for one row extends no other, whatever it has in common with it.
+pub async fn a_renewal_is_for_one_row(subject: &impl Subject) {
+    let (one, other) = (Job::new(subject, "renewed"), Job::new(subject, "renewed"));
+    let neighbour = key("neighbour");
+    one.run(1).await;
+    one.claim_one(&ClaimRequest { key: neighbour.clone(), ..one.request(1) }).await;
+    other.run(1).await;
+    subject.pass(LEASE / 2).await;
+    let all = || async {
+        let next_to_it = subject.store().read(&one.terms.consumer, std::slice::from_ref(&neighbour)).await;
+        (next_to_it.expect("the store works")[0], other.read().await)
+    };
+    let before = all().await;
+    let renewed = one.read().await;
+    assert_eq!(one.renew(token(1)).await, Renewal::Renewed);
+    assert_ne!(one.read().await, renewed);
+    assert_eq!(all().await, before);
+
+    // Another consumer's holder, and the holder of another key.
+    let (second, theirs) = (Job::new(subject, "second"), Job::new(subject, "second"));
+    second.run(2).await;
+    theirs.run(3).await;
+    theirs.claim_one(&ClaimRequest { key: key("third"), ..theirs.request(4) }).await;
+    let before = second.read().await;
+    assert_eq!(second.renew(token(3)).await, Renewal::LeaseLost);
+    assert_eq!(theirs.renew(token(4)).await, Renewal::LeaseLost);
+    assert_eq!(second.read().await, before);
+}
+
 /// COMPLETED is final.
 pub async fn nothing_is_written_over_a_completed_job(subject: &impl Subject) {
     let job = Job::new(subject, "final");
@@ -373,14 +405,16 @@ pub async fn nothing_is_written_over_a_completed_job(subject: &impl Subject) {
 /// The effect is done, so the row must say so even if somebody removed it meanwhile.
 pub async fn a_completion_without_a_row_writes_it(subject: &impl Subject) {
     let job = Job::new(subject, "removed");
-    job.run(1).await;
+    let first = job.run(1).await;
+    assert_eq!(job.release(first.token).await, Fenced::Applied);
+    job.run(2).await;
     subject.pass(LEASE).await;
-    let run = job.run(2).await;
+    let run = job.run(3).await;
     subject.forget(&job.terms.consumer, &job.key).await;
     assert_eq!(job.read().await, State::Absent);
     assert_eq!(job.complete(&run).await, Fenced::Applied);
-    let record = Record { payload: Some(payload(0)), attempts: 2, fence: 2 };
-    assert_eq!(job.read().await, State::Completed { record, token: Some(token(2)) });
+    let record = Record { payload: Some(payload(0)), attempts: 2, fence: 3 };
+    assert_eq!(job.read().await, State::Completed { record, token: Some(token(3)) });
 }
 
 // ---- batches
@@ -566,6 +600,61 @@ pub async fn consumers_are_apart(subject: &impl Subject) {
     one.complete(&run).await;
     assert!(matches!(two.read().await, State::Processing { .. }));
     assert_eq!(two.complete(&run).await, Fenced::LeaseLost);
+}
+
+/// Nor does a write reach another consumer's row because everything else in it is the same.
+pub async fn consumers_are_apart_even_with_one_token(subject: &impl Subject) {
+    let (one, two) = (Job::new(subject, "any"), Job::new(subject, "any"));
+    let now = one.claim_one(&ClaimRequest { key: key("clock"), ..one.request(9) }).await.now;
+    let record = Record { payload: Some(payload(0)), attempts: 1, fence: 1 };
+    let held = State::Processing { record, token: token(1), locked_until: now.plus(LEASE / 2) };
+    let rows = [
+        ("renewed", held),
+        ("failed", held),
+        ("released", held),
+        ("completed", held),
+        ("completed second", held),
+        ("overwritten", held),
+        ("claimed", State::Received(record)),
+        ("retried", State::Failed { record, token: Some(token(1)), failure: Failure::Due(now) }),
+        ("taken over", State::Processing { record, token: token(1), locked_until: now }),
+    ];
+    for Job { store, terms, .. } in [&one, &two] {
+        let mut tx = store.begin().await.expect("the store works");
+        let requests = rows.map(|(name, _)| ClaimRequest { key: key(name), ..one.request(1) });
+        tx.store().claim(terms, &requests).await.expect("the store works");
+        let states = rows.map(|(name, state)| (key(name), state, "as it was".to_owned()));
+        tx.store().overwrite(terms, &states).await.expect("the store works");
+        tx.commit().await.expect("the store works");
+    }
+    let read = |consumer: ConsumerName| {
+        let (store, keys) = (subject.store(), rows.map(|(name, _)| key(name)));
+        async move { store.read(&consumer, &keys).await.expect("the store works") }
+    };
+    let before = read(two.terms.consumer.clone()).await;
+    assert_eq!(before, rows.map(|(_, state)| state));
+
+    let on = |name| Job { key: key(name), ..one.again() };
+    assert_eq!(on("renewed").renew(token(1)).await, Renewal::Renewed);
+    assert_eq!(on("failed").fail(token(1), Retry::Never).await.fenced, Fenced::Applied);
+    assert_eq!(on("released").release(token(1)).await, Fenced::Applied);
+    for name in ["claimed", "retried", "taken over"] {
+        on(name).run(2).await;
+    }
+    let run = Run { kind: RunKind::Fresh, token: token(1), attempt: 1, fence: 1, locked_until: now };
+    assert_eq!(on("completed").complete(&run).await, Fenced::Applied);
+    let second = on("completed second");
+    let both = [Run { token: token(9), ..run }, run].map(|run| second.completion(&run));
+    let written = one.store.complete(&one.terms, &both).await.expect("the store works");
+    assert_eq!(written, [Fenced::LeaseLost, Fenced::Applied]);
+    let mut tx = one.store.begin().await.expect("the store works");
+    let row = (key("overwritten"), State::Received(record), "overwritten".to_owned());
+    tx.store().overwrite(&one.terms, &[row]).await.expect("the store works");
+    tx.commit().await.expect("the store works");
+
+    assert_eq!(read(two.terms.consumer.clone()).await, before);
+    let after = read(one.terms.consumer.clone()).await;
+    assert!(after.iter().zip(&before).all(|(after, before)| after != before), "{after:?}");
 }
 
 /// What people and other systems wrote cannot make a row impossible to write.
@@ -899,6 +988,39 @@ pub async fn failures_are_written_over_claims_of_the_transaction(subject: &impl 
     tx.rollback().await.expect("the store works");
 }
 
+/// Whatever the row said before, it says what was written.
+pub async fn what_is_overwritten_is_wholly_so(subject: &impl Subject) {
+    let job = Job::new(subject, "overwritten");
+    let neighbour = Job { key: key("neighbour"), ..job.again() };
+    let other = neighbour.run(9).await;
+    let mut tx = subject.store().begin().await.expect("the store works");
+    let now = job.claim_in(&mut tx, 1).await.now;
+    let record = |attempts| Record { payload: Some(payload(attempts)), attempts, fence: i64::from(attempts) + 10 };
+    let failed = |attempts, failure| State::Failed { record: record(attempts), token: Some(token(2)), failure };
+    let states = [
+        State::Processing { record: record(2), token: token(3), locked_until: now.plus(LEASE) },
+        failed(3, Failure::Due(now.plus(LEASE * 2))),
+        failed(4, Failure::Terminal),
+        State::Received(Record { payload: None, ..record(5) }),
+        failed(6, Failure::Exhausted),
+        State::Completed { record: record(7), token: Some(token(4)) },
+        State::Processing { record: record(8), token: token(5), locked_until: now.plus(LEASE * 3) },
+    ];
+    tx.commit().await.expect("the store works");
+    for state in states {
+        let mut tx = subject.store().begin().await.expect("the store works");
+        tx.store().overwrite(&job.terms, &[(job.key.clone(), state, String::new())]).await.expect("the store works");
+        tx.commit().await.expect("the store works");
+        assert_eq!(job.read().await, state);
+    }
+    let held = State::Processing {
+        record: Record { payload: Some(payload(0)), attempts: 1, fence: 1 },
+        token: other.token,
+        locked_until: other.locked_until,
+    };
+    assert_eq!(neighbour.read().await, held);
+}
+
 // ---- the store as a whole
 
 /// Migrating is for every start, not for the first one only.
@@ -928,6 +1050,14 @@ pub async fn a_store_answers_pings(subject: &impl Subject) {
 /// As for [`StoreTx::claim`](super::StoreTx::claim).
 pub async fn claim_in(tx: &mut Tx, terms: &Terms, requests: &[ClaimRequest]) -> Result<Vec<Answer>, StoreError> {
     tx.store().claim(terms, requests).await
+}
+
+/// Writes states over rows inside a transaction, as the runtime does with failed tries.
+///
+/// # Errors
+/// Those of the store.
+pub async fn overwrite_in(tx: &mut Tx, terms: &Terms, rows: &[(EventKey, State, String)]) -> Result<(), StoreError> {
+    tx.store().overwrite(terms, rows).await
 }
 
 /// Commits `tx`.
@@ -961,6 +1091,11 @@ impl<'a> Job<'a> {
         let consumer = ConsumerName::new(format!("contract-{}", Uuid::new_v4())).expect("a name");
         let terms = Terms { consumer, lease: LEASE, max_attempts: MAX_ATTEMPTS, owner: "contract".into() };
         Self { store: subject.store(), terms, key: key(name), _subject: std::marker::PhantomData }
+    }
+
+    /// The same, to be changed.
+    fn again(&self) -> Self {
+        Self { store: Arc::clone(&self.store), terms: self.terms.clone(), key: self.key.clone(), ..*self }
     }
 
     fn request(&self, number: u128) -> ClaimRequest {

@@ -1,9 +1,9 @@
 //! What can happen: workers as `run/atomic.rs` and `run/lease.rs` make them, on a store as `store/rows.rs` makes it; a
 //! broker, a clock, crashes, cut connections and people.
 //!
-//! What is one action here is one step that others see all of or nothing of. A claim is two, since the row is read in one
-//! statement and replaced in another. Failures and releases are loops of the same kind in the store, but what they write
-//! depends on nothing but the row that they replace, so they are one.
+//! What is one action here is one step that others see all of or nothing of. A claim is two, since the row is read in
+//! one statement and replaced in another. Failures and releases are loops of the same kind in the store, but what they
+//! write depends on nothing but the row that they replace, so they are one.
 
 use idem_core::machine::{
     Decision, Delivered, Failure, FailureCause, IllegalStep, Input, OperatorAction, State, StateKind, Token,
@@ -28,8 +28,8 @@ pub enum Mode {
     Atomic,
     /// The claim is committed; the effect is outside; then the completion.
     Lease,
-    /// The claim is committed, so that a message which kills its worker runs out of tries; then effect and completion in one
-    /// transaction, fenced by the claim's token.
+    /// The claim is committed, so that a message which kills its worker runs out of tries; then effect and completion in
+    /// one transaction, fenced by the claim's token.
     Careful,
 }
 
@@ -654,8 +654,8 @@ impl Guard {
             world.ends(worker, Outcome::LeaseLost);
             return Some(());
         }
-        // An earlier transaction of this very claim was committed although its connection was cut: its effect is the one
-        // that counts, and this one's is rolled back.
+        // An earlier transaction of this very claim was committed although its connection was cut: its effect is the
+        // one that counts, and this one's is rolled back.
         if moved.next == row && self.config.rules.one_completion {
             world.ends(worker, Outcome::Completed);
             return Some(());

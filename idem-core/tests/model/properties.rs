@@ -58,8 +58,8 @@ const ALWAYS: &[(&str, Scope, Condition)] = &[
         |config| !config.modes.contains(&Mode::Atomic),
         |guard, world| u32::from(world.seen.starts.saturating_sub(world.seen.given_back)) <= guard.config.attempts,
     ),
-    // A try is counted when it is claimed. Where everybody has come to an end, each was begun, or given back, or its worker
-    // died, or its lease ended first: lost replies alone use none up.
+    // A try is counted when it is claimed. Where everybody has come to an end, each was begun, or given back, or its
+    // worker died, or its lease ended first: lost replies alone use none up.
     (
         "an outage costs no try",
         |config| config.budget.moves + config.budget.operations == 0,

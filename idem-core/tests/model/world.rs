@@ -1,8 +1,8 @@
 //! What there is: the row, open transactions, partitions and their offsets, workers, and what has happened.
 //!
-//! Time is relative. It is always [`NOW`], and a tick moves every kept instant one nearer, down to `NOW`; so the clock is
-//! not bounded, and still there are finitely many states. Tokens are numbered likewise: a new one is the smallest that
-//! nobody remembers.
+//! Time is relative. It is always [`NOW`], and a tick moves every kept instant one nearer, down to `NOW`; so the clock
+//! is not bounded, and still there are finitely many states. Tokens are numbered likewise: a new one is the smallest
+//! that nobody remembers.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -25,6 +25,15 @@ use uuid::Uuid;
 
 pub const LEASE: Duration = Duration::from_secs(3600);
 
+/// A store whose rows a person can look at.
+pub trait Readable: Subject {
+    /// A column of the row of this key, as text.
+    fn column<'a>(&'a self, key: &'a str, column: &'a str) -> BoxFuture<'a, Option<String>>;
+
+    /// Sets when rows were made and changed to long ago.
+    fn long_ago(&self) -> BoxFuture<'_, ()>;
+}
+
 // ---- memory
 
 pub struct MemorySubject {
@@ -415,6 +424,27 @@ impl Subject for MariadbSubject {
     }
 }
 
+impl Readable for PostgresSubject {
+    fn column<'a>(&'a self, key: &'a str, column: &'a str) -> BoxFuture<'a, Option<String>> {
+        async move {
+            let text = format!("SELECT {column}::text FROM processed_jobs WHERE idempotency_key = $1");
+            let query = sqlx::query_scalar(AssertSqlSafe(text)).bind(key);
+            query.fetch_one(self.store.pool()).await.expect("the row is there")
+        }
+        .boxed()
+    }
+
+    fn long_ago(&self) -> BoxFuture<'_, ()> {
+        async {
+            sqlx::query("UPDATE processed_jobs SET created_at = 'epoch', updated_at = 'epoch'")
+                .execute(self.store.pool())
+                .await
+                .expect("the tables are there");
+        }
+        .boxed()
+    }
+}
+
 // ---- SQLite
 
 /// A folder that is removed with it.
@@ -507,6 +537,28 @@ impl Subject for SqliteSubject {
             .await
             .expect("the row is there");
             u64::try_from(count).expect("a count")
+        }
+        .boxed()
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Readable for SqliteSubject {
+    fn column<'a>(&'a self, key: &'a str, column: &'a str) -> BoxFuture<'a, Option<String>> {
+        async move {
+            let text = format!("SELECT CAST({column} AS TEXT) FROM processed_jobs WHERE idempotency_key = ?1");
+            let query = sqlx::query_scalar(AssertSqlSafe(text)).bind(key);
+            query.fetch_one(self.store.pool()).await.expect("the row is there")
+        }
+        .boxed()
+    }
+
+    fn long_ago(&self) -> BoxFuture<'_, ()> {
+        async {
+            sqlx::query("UPDATE processed_jobs SET created_at = 0, updated_at = 0")
+                .execute(self.store.pool())
+                .await
+                .expect("the tables are there");
         }
         .boxed()
     }
