@@ -279,8 +279,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Asks for the jobs, each on its own: claimed rows are `PROCESSING` and committed when this answers.
     ///
-    /// A key that an open transaction has claimed is waited for. A row that another transaction has locked is not: the
-    /// answer is [`Decision::InProgress`] with an instant at which to come back.
+    /// A key that an open transaction has claimed or completed is waited for, as long as the store waits for locks. A row that
+    /// another transaction has only locked is not: the answer is [`Decision::InProgress`] with an instant at which to come
+    /// back.
     fn claim<'a>(
         &'a self,
         terms: &'a Terms,
