@@ -659,6 +659,30 @@ async fn c2_a_lost_reply_to_commit_is_read_back_not_guessed() {
     }
 }
 
+/// The process ends while its claim is on its way: nobody has to wait for its lease, and it was no try.
+#[tokio::test]
+async fn l3_a_claim_that_is_stopped_on_its_way_is_given_back() {
+    let cuts = Arc::new(AtomicU32::new(0));
+    let late = Mutex::new(vec![Duration::from_millis(200)]);
+    let store = MemoryStore::default();
+    let line = Line { store: store.clone(), cuts, after: false, late };
+    let guard = Guard::new(Arc::new(line)).state(Outside::default());
+    let guarded = guard.bind(outside).unwrap();
+    let stop = CancellationToken::new();
+    let asked = delivery(&guarded, "A", "", "m");
+    let (key, consumer) = (asked.key().clone(), ConsumerName::new("outside").unwrap());
+    let stopped = async {
+        while matches!(store.read(&consumer, std::slice::from_ref(&key)).await.unwrap()[0], Row::Absent) {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(guarded.run_one(asked, &stop), stopped);
+    assert!(matches!(outcome, Outcome::Undecided(Undecided::Cancelled)), "{outcome:?}");
+    let row = store.read(&consumer, &[key]).await.unwrap()[0];
+    assert!(matches!(row, Row::Received(record) if record.attempts == 0), "{row:?}");
+}
+
 #[tokio::test]
 async fn lost_replies_in_lease_mode_cost_no_attempt_and_no_second_effect() {
     for after in [false, true] {

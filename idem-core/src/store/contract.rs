@@ -103,6 +103,7 @@ macro_rules! store_contract {
             a_lock_runs_out_with_its_lease
             one_of_many_takes_a_lock
             a_transaction_and_a_job_exclude_each_other
+            a_purge_keeps_locks_that_are_held
         }
         #[test]
         fn random_histories_agree_with_the_machine() {

@@ -288,8 +288,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Asks for the jobs, each on its own: claimed rows are `PROCESSING` and committed when this answers.
     ///
-    /// A key that an open transaction has claimed is waited for. A row that another transaction has locked is not: the
-    /// answer is [`Decision::InProgress`] with an instant at which to come back.
+    /// A key that an open transaction has claimed or completed is waited for, as long as the store waits for locks. A row that
+    /// another transaction has only locked is not: the answer is [`Decision::InProgress`] with an instant at which to come
+    /// back.
     fn claim<'a>(
         &'a self,
         terms: &'a Terms,
@@ -390,7 +391,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Removes rows that ended long ago: completed ones, and failed ones that are not tried again. Never a job that is
     /// held, waits for its next try or has not begun. One small batch in one transaction; answers how many it was. Rows that
-    /// others have locked are left for the next one. [`retention`] decides what is safe to remove, and repeats this.
+    /// others have locked are left for the next one. When no more of any consumer's are left, rows of locks go that were free
+    /// for as long; they are not counted. [`retention`] decides what is safe to remove, and repeats this.
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>>;
 
     /// Whether the tables are those of this version and can be relied on. Changes nothing, so that a program whose database

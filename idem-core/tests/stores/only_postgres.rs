@@ -621,3 +621,16 @@ async fn the_application_has_connections_of_its_own() {
     drop(busy);
     let _ = subject.store();
 }
+
+#[tokio::test]
+async fn locks_that_nobody_wanted_for_long_are_purged() {
+    let subject = postgres().await;
+    let name = idem_core::LockName::from_parts([("account", "7")]).expect("a name");
+    subject.store.make_locks(std::slice::from_ref(&name)).await.expect("the store works");
+    let purge = idem_core::store::Purge { consumer: None, older_than: Duration::from_secs(60), most: 10 };
+    for (passed, left) in [(30, 1), (40, 0)] {
+        subject.pass(Duration::from_secs(passed)).await;
+        subject.store.purge(&purge).await.expect("the store works");
+        assert_eq!(count(&subject.store, "job_locks").await, left);
+    }
+}

@@ -183,11 +183,14 @@ impl Subject for PostgresSubject {
             .execute(&self.pool)
             .await
             .expect("the tables are there");
-            sqlx::query("UPDATE job_locks SET locked_until = locked_until - $1 * interval '1 microsecond'")
-                .bind(micros)
-                .execute(&self.pool)
-                .await
-                .expect("the tables are there");
+            sqlx::query(
+                "UPDATE job_locks SET locked_until = locked_until - $1 * interval '1 microsecond',
+                                      updated_at = updated_at - $1 * interval '1 microsecond'",
+            )
+            .bind(micros)
+            .execute(&self.pool)
+            .await
+            .expect("the tables are there");
         }
         .boxed()
     }
@@ -385,11 +388,9 @@ impl Subject for MariadbSubject {
             .execute(&mut *tx)
             .await
             .expect("the tables are there");
-            sqlx::query("UPDATE job_locks SET locked_until = locked_until - INTERVAL ? MICROSECOND")
-                .bind(micros)
-                .execute(&mut *tx)
-                .await
-                .expect("the tables are there");
+            let locks = "UPDATE job_locks SET locked_until = locked_until - INTERVAL ? MICROSECOND,
+                                              updated_at = updated_at - INTERVAL ? MICROSECOND";
+            sqlx::query(locks).bind(micros).bind(micros).execute(&mut *tx).await.expect("the tables are there");
             tx.commit().await.expect("MariaDB answers");
         }
         .boxed()
@@ -505,7 +506,7 @@ impl Subject for SqliteSubject {
             .execute(self.store.pool())
             .await
             .expect("the tables are there");
-            sqlx::query("UPDATE job_locks SET locked_until = locked_until - ?1")
+            sqlx::query("UPDATE job_locks SET locked_until = locked_until - ?1, updated_at = updated_at - ?1")
                 .bind(micros)
                 .execute(self.store.pool())
                 .await

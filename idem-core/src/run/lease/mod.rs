@@ -3,15 +3,20 @@
 mod call;
 mod shift;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::shift::Shift;
 use super::{BUSY_LOCK, CrashPoint, Delivery, Inner, Outcome, Report, Undecided};
 use crate::machine::{Decision, Run, RunDeadline, Token};
 use crate::store::{Answer, LockRequest, StoreError, StoreErrorKind};
+
+/// How long a claim may still be answered after it was stopped.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(
     inner: &Arc<Inner>,
@@ -20,11 +25,7 @@ pub(super) async fn run(
     report: &dyn Report,
 ) {
     let sent = inner.now();
-    let claimed = tokio::select! {
-        biased;
-        () = stop.cancelled() => Err(Undecided::Cancelled),
-        claimed = claim(inner, &mut deliveries) => claimed.map_err(Undecided::from_store),
-    };
+    let claimed = claim_unless_stopped(inner, &mut deliveries, stop).await;
     report.claimed();
     let answers = match claimed {
         Ok(answers) => answers,
@@ -63,6 +64,43 @@ pub(super) async fn run(
         return;
     }
     Shift::begin(inner, held, sent, deadline, stop).work(stop, report).await;
+}
+
+/// As [`claim`]. If it is stopped while the claim is on its way, jobs whose handlers will not begin are given back, so that
+/// the next process neither waits for their leases nor counts their tries.
+async fn claim_unless_stopped(
+    inner: &Inner,
+    deliveries: &mut [Delivery],
+    stop: &CancellationToken,
+) -> Result<Vec<Option<Answer>>, Undecided> {
+    if stop.is_cancelled() {
+        return Err(Undecided::Cancelled);
+    }
+    let answers = {
+        let mut claiming = pin!(claim(inner, deliveries));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            claimed = &mut claiming => return claimed.map_err(Undecided::from_store),
+        }
+        // Not dropped at once: what the store has done would not be known.
+        let Ok(Ok(answers)) = timeout(LAST_ANSWER, claiming).await else { return Err(Undecided::Cancelled) };
+        answers
+    };
+    let runs = |answer: &Option<Answer>| matches!(answer, Some(Answer { decision: Decision::Run(_), .. }));
+    let held: Vec<_> = deliveries
+        .iter()
+        .zip(&answers)
+        .filter(|(_, answer)| runs(answer))
+        .map(|(delivery, _)| (delivery.key().clone(), delivery.token()))
+        .collect();
+    if !held.is_empty()
+        && let Err(error) = inner.store().release(&inner.terms, &held).await
+    {
+        tracing::debug!(consumerName = %inner.terms.consumer, errorMessage = %error, "claims were not released and run out");
+    }
+    free_locks(inner, deliveries.iter()).await;
+    Err(Undecided::Cancelled)
 }
 
 /// One answer for each delivery; none for those whose lock somebody else holds.

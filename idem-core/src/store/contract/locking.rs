@@ -82,6 +82,24 @@ pub async fn a_transaction_and_a_job_exclude_each_other(subject: &impl Subject) 
     assert!(job.lock(&holder).await);
 }
 
+/// What was free for long goes, and works as before when it is wanted again.
+pub async fn a_purge_keeps_locks_that_are_held(subject: &impl Subject) {
+    let job = Job::new(subject, "locked");
+    let (held, free) = (lock(), lock());
+    let holder = job.locking(&held, 1);
+    assert!(job.lock(&holder).await && job.lock(&job.locking(&free, 2)).await);
+    job.unlock(&job.locking(&free, 2)).await;
+    for _ in 0..3 {
+        subject.pass(LEASE / 2).await;
+        assert_eq!(job.extend(&holder).await, Renewal::Renewed);
+    }
+    let purge = Purge { consumer: None, older_than: LEASE, most: 10 };
+    assert_eq!(job.store.purge(&purge).await.expect("the store works"), 0, "locks are not counted");
+    assert!(!job.lock(&job.locking(&held, 3)).await, "it is held");
+    assert_eq!(job.extend(&holder).await, Renewal::Renewed);
+    assert!(job.lock(&job.locking(&free, 4)).await);
+}
+
 fn lock() -> LockName {
     LockName::from_parts([("account", Uuid::new_v4().to_string())]).expect("a name")
 }

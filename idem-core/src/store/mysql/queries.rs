@@ -245,6 +245,18 @@ FROM (
 STRAIGHT_JOIN processed_jobs AS j FORCE INDEX (PRIMARY)
     ON j.consumer_name = ended.consumer_name AND j.idempotency_key = ended.idempotency_key";
 
+/// Whoever wants such a lock next makes it anew.
+const PURGE_LOCKS: &str = "
+DELETE l
+FROM (
+    SELECT lock_name
+    FROM job_locks
+    WHERE locked_until IS NULL AND updated_at <= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
+    LIMIT ?
+    FOR UPDATE SKIP LOCKED
+) AS free
+STRAIGHT_JOIN job_locks AS l FORCE INDEX (PRIMARY) ON l.lock_name = free.lock_name";
+
 const EXISTING_LOCKS: List = List {
     before: "SELECT lock_name FROM job_locks FORCE INDEX (PRIMARY) WHERE lock_name IN (",
     item: "?",
@@ -617,7 +629,12 @@ impl MysqlRows<'_> {
         let consumer = purge.consumer.as_ref().map(|consumer| consumer.as_str().as_bytes());
         let age = micros(purge.older_than);
         let statement = sqlx::query(PURGE).bind(age).bind(age).bind(age).bind(consumer).bind(consumer).bind(purge.most);
-        execute(self.connection, statement, "purge jobs").await
+        let removed = execute(self.connection, statement, "purge jobs").await?;
+        if purge.consumer.is_none() && removed < u64::from(purge.most) {
+            let statement = sqlx::query(PURGE_LOCKS).bind(age).bind(purge.most);
+            execute(self.connection, statement, "purge locks").await?;
+        }
+        Ok(removed)
     }
 
     /// Completes one job that is held, or whose row is gone, and answers whether it did: not if it is completed already.

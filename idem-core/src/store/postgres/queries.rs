@@ -194,6 +194,16 @@ DELETE FROM processed_jobs AS j
 USING ended
 WHERE j.consumer_name = ended.consumer_name AND j.idempotency_key = ended.idempotency_key";
 
+/// Whoever wants such a lock next makes it anew.
+const PURGE_LOCKS: &str = "
+DELETE FROM job_locks
+WHERE lock_name IN (
+    SELECT lock_name
+    FROM job_locks
+    WHERE locked_until IS NULL AND updated_at <= clock_timestamp() - $1 * interval '1 microsecond'
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED)";
+
 const MAKE_LOCKS: &str = "
 INSERT INTO job_locks (lock_name, updated_at)
 SELECT k.name, clock_timestamp() FROM unnest($1::text[]) AS k (name)
@@ -512,7 +522,12 @@ impl PgRows<'_> {
             .bind(micros(purge.older_than))
             .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
             .bind(i64::from(purge.most));
-        self.execute(statement, "purge jobs").await
+        let removed = self.execute(statement, "purge jobs").await?;
+        if purge.consumer.is_none() && removed < u64::from(purge.most) {
+            let statement = sqlx::query(PURGE_LOCKS).bind(micros(purge.older_than)).bind(i64::from(purge.most));
+            self.execute(statement, "purge locks").await?;
+        }
+        Ok(removed)
     }
 
     /// Writes a state over whatever is there.

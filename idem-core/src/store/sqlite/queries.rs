@@ -174,6 +174,16 @@ WHERE (consumer_name, idempotency_key) IN (SELECT value ->> 0, value ->> 1 FROM 
     ended!()
 );
 
+/// Whoever wants such a lock next makes it anew.
+const PURGE_LOCKS: &str = concat!(
+    "
+DELETE FROM job_locks
+WHERE lock_name IN (
+    SELECT lock_name FROM job_locks WHERE locked_until IS NULL AND updated_at <= ",
+    now!(),
+    " - ?1 LIMIT ?2)"
+);
+
 const MAKE_LOCKS: &str = concat!(
     "
 INSERT INTO job_locks (lock_name, updated_at)
@@ -463,7 +473,13 @@ impl SqliteRows<'_> {
 
     /// Removes those of them that are still what they were.
     pub(super) async fn purge(&mut self, purge: &Purge, ended: &str) -> Result<u64, StoreError> {
-        execute(self.0, sqlx::query(PURGE).bind(micros(purge.older_than)).bind(ended), "purge jobs").await
+        let statement = sqlx::query(PURGE).bind(micros(purge.older_than)).bind(ended);
+        let removed = execute(self.0, statement, "purge jobs").await?;
+        if purge.consumer.is_none() && removed < u64::from(purge.most) {
+            let statement = sqlx::query(PURGE_LOCKS).bind(micros(purge.older_than)).bind(i64::from(purge.most));
+            execute(self.0, statement, "purge locks").await?;
+        }
+        Ok(removed)
     }
 
     /// Writes a state over whatever is there.
