@@ -67,6 +67,9 @@ pub(super) trait Tables: Send {
 
     /// Whether an insert can rely on the pair of consumer and key being unique.
     fn has_unique_pair(&mut self) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// Whether the name of a lock is unique.
+    fn has_unique_lock(&mut self) -> impl Future<Output = Result<bool, StoreError>> + Send;
 }
 
 /// Applies what is missing, and refuses tables that this program cannot rely on. Where there are none, they are made as the
@@ -76,7 +79,7 @@ pub(super) async fn migrate(tables: &mut impl Tables, variants: Variants, anew: 
     for migration in pending(chosen(variants, &applied, anew), &applied)? {
         tables.apply(migration).await?;
     }
-    check_unique_pair(tables).await
+    check_unique(tables).await
 }
 
 /// Refuses tables that this program cannot rely on, and changes nothing.
@@ -86,7 +89,7 @@ pub(super) async fn check(tables: &mut impl Tables, variants: Variants) -> Resul
     };
     let ours = chosen(variants, &applied, 0);
     match pending(ours, &applied)? {
-        [] => check_unique_pair(tables).await,
+        [] => check_unique(tables).await,
         [first, ..] => Err(schema(format!(
             "the tables are of version {}, but this program needs migration {}; migrate them first, with a user who may \
              change tables",
@@ -96,15 +99,20 @@ pub(super) async fn check(tables: &mut impl Tables, variants: Variants) -> Resul
     }
 }
 
-async fn check_unique_pair(tables: &mut impl Tables) -> Result<(), StoreError> {
-    if tables.has_unique_pair().await? {
-        Ok(())
-    } else {
-        Err(schema(
+async fn check_unique(tables: &mut impl Tables) -> Result<(), StoreError> {
+    if !tables.has_unique_pair().await? {
+        return Err(schema(
             "the table processed_jobs has no primary key (consumer_name, idempotency_key), without which a job could run \
              twice; remove rows that occur twice and restore it",
-        ))
+        ));
     }
+    if !tables.has_unique_lock().await? {
+        return Err(schema(
+            "the table job_locks is missing or has no primary key (lock_name), without which two jobs could hold one lock; \
+             restore it",
+        ));
+    }
+    Ok(())
 }
 
 impl Migration {

@@ -489,6 +489,26 @@ async fn postgres_ends_in_the_expected_schema() {
     assert_eq!(found, describe_postgres(&expected.url).await);
 }
 
+/// L5.
+#[tokio::test]
+async fn tables_without_the_locks_are_refused() {
+    let (postgres, mariadb, sqlite) = (postgres().await, mariadb().await, sqlite().await);
+    let stores = [&postgres.store as &dyn Store, &mariadb.store, &sqlite.store];
+    for store in stores {
+        store.check_schema().await.expect("they are there");
+    }
+    on_postgres(postgres.store.pool(), "ALTER TABLE job_locks DROP CONSTRAINT job_locks_pkey").await;
+    on_mariadb(mariadb.store.pool(), "ALTER TABLE job_locks DROP PRIMARY KEY").await;
+    on_sqlite(sqlite.store.pool(), "DROP TABLE job_locks").await;
+    for store in stores {
+        for refused in [store.check_schema().await, store.migrate().await] {
+            let error = refused.expect_err("it must be refused");
+            assert_eq!(error.kind(), StoreErrorKind::Schema);
+            assert!(error.to_string().contains("job_locks"), "{error}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_table_in_parts_stays_so_and_keeps_its_primary_key() {
     let subject = postgres_partitioned().await;

@@ -364,6 +364,12 @@ SELECT EXISTS (
        AND MAX(column_name = 'consumer_name') = 1 AND MAX(column_name = 'idempotency_key') = 1
        AND index_name = 'PRIMARY')";
 
+const HAS_UNIQUE_LOCK: &str = "
+SELECT EXISTS (
+    SELECT 1 FROM information_schema.statistics
+    WHERE table_schema = DATABASE() AND table_name = 'job_locks' AND index_name = 'PRIMARY'
+    HAVING COUNT(*) = 1 AND COUNT(sub_part) = 0 AND MAX(column_name = 'lock_name') = 1)";
+
 /// Transactions, and columns that compare bytes.
 const IS_EXACT: &str = "
 SELECT (SELECT engine = 'InnoDB' FROM information_schema.tables
@@ -861,6 +867,11 @@ impl Tables for MysqlRows<'_> {
             ));
         }
         Ok(has_pair)
+    }
+
+    async fn has_unique_lock(&mut self) -> Result<bool, StoreError> {
+        let answer = sqlx::query_scalar(HAS_UNIQUE_LOCK).fetch_one(&mut *self.connection).await;
+        answer.map_err(|error| StoreError::from_sqlx("look for the primary key of locks", error))
     }
 }
 

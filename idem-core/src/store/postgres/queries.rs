@@ -302,6 +302,14 @@ SELECT EXISTS (
                 WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:1]) ORDER BY 1)
           = ARRAY['consumer_name', 'idempotency_key'])";
 
+const HAS_UNIQUE_LOCK: &str = "
+SELECT EXISTS (
+    SELECT FROM pg_index AS i
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE i.indrelid = to_regclass('job_locks')
+      AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+      AND i.indnkeyatts = 1 AND a.attname = 'lock_name')";
+
 type Statement<'q> = Query<'q, Postgres, PgArguments>;
 
 /// The guard's rows through one connection.
@@ -574,6 +582,10 @@ impl Tables for PgRows<'_> {
 
     async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
         self.value(sqlx::query(HAS_UNIQUE_PAIR), "look for the primary key").await
+    }
+
+    async fn has_unique_lock(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(HAS_UNIQUE_LOCK), "look for the primary key of locks").await
     }
 }
 

@@ -282,6 +282,13 @@ SELECT EXISTS (
       AND (SELECT group_concat(c.name) FROM (SELECT name FROM pragma_index_info(i.name) ORDER BY name) AS c)
           = 'consumer_name,idempotency_key')";
 
+const HAS_UNIQUE_LOCK: &str = "
+SELECT EXISTS (
+    SELECT 1
+    FROM pragma_index_list('job_locks') AS i
+    WHERE i.\"unique\" AND NOT i.partial
+      AND (SELECT group_concat(c.name) FROM pragma_index_info(i.name) AS c) = 'lock_name')";
+
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
 /// The guard's rows through one connection, which is in a transaction if it writes.
@@ -521,6 +528,11 @@ impl Tables for SqliteRows<'_> {
     async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
         let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
         answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
+    }
+
+    async fn has_unique_lock(&mut self) -> Result<bool, StoreError> {
+        let answer = sqlx::query_scalar(HAS_UNIQUE_LOCK).fetch_one(&mut *self.0).await;
+        answer.map_err(|error| StoreError::from_sqlx("look for the primary key of locks", error))
     }
 }
 
