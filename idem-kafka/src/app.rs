@@ -198,7 +198,7 @@ impl App {
     }
 
     /// Atomic handlers: how many records of a partition run carefully after it was assigned, so that a message which kills
-    /// its process has its attempts counted. Default 100: such a message is found at the latest when those before it are
+    /// its process has its attempts counted. Default 32: such a message is found at the latest when those before it are
     /// done, and each restart gets that much further. Each costs one commit more, and they run one at a time. With 0 a message
     /// that kills its process is tried for ever.
     pub fn careful_records(mut self, records: usize) -> Self {

@@ -75,7 +75,7 @@ impl Default for Config {
             on_offset_lost: OnOffsetLost::default(),
             run_ahead: 2_000,
             run_ahead_bytes: 32 << 20,
-            careful_records: 100,
+            careful_records: 32,
             batch: 128,
             transactions: 4,
             concurrency: 64,

@@ -18,7 +18,7 @@ use super::{
 use crate::handler::{FailureKind, HandlerFailure, Job, Output};
 use crate::key::{EventKey, LockName};
 use crate::machine::{Decision, FailureCause, Input, Run, RunKind, State, Token, TryFailed, step};
-use crate::store::{Answer, Retry, Returned, StoreError, StoreErrorKind, Tx};
+use crate::store::{Answer, Retry, Returned, StoreError, StoreErrorKind, Terms, Tx};
 use crate::timestamp::Timestamp;
 
 /// Messages between two savepoints once failures were seen: few enough to repeat, many enough that the savepoints cost
@@ -26,6 +26,10 @@ use crate::timestamp::Timestamp;
 const SEGMENT: usize = 16;
 /// How many batches after a failing one set savepoints at once.
 const SUSPICIOUS_BATCHES: u32 = 8;
+/// How long a claim that is committed ahead of its transaction holds, at most. It only has to be there until the transaction
+/// has locked the row, and even that matters to nobody: what protects the effect is the claim inside. But after a crash the
+/// job waits for its end.
+const AHEAD_LEASE: Duration = Duration::from_secs(1);
 /// How often a message that runs alone may lose its connection, while the store answers, before that counts as its failure.
 const CUTS: u32 = 3;
 /// How often a transaction that lost a deadlock or wait is tried again before it is split or given back.
@@ -121,7 +125,8 @@ fn leaves_its_claim(outcome: &Outcome) -> bool {
 }
 
 async fn claim_ahead(inner: &Inner, delivery: &Delivery) -> Result<Answer, StoreError> {
-    let mut answers = inner.store().claim(&inner.terms, std::slice::from_ref(&delivery.request)).await?;
+    let terms = Terms { lease: inner.terms.lease.min(AHEAD_LEASE), ..inner.terms.clone() };
+    let mut answers = inner.store().claim(&terms, std::slice::from_ref(&delivery.request)).await?;
     answers.pop().ok_or_else(|| StoreError::new(StoreErrorKind::Broken, "a claim was not answered"))
 }
 
