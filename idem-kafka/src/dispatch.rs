@@ -20,13 +20,15 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// A record has come.
-    pub fn push(&mut self, key: &EventKey, ticket: Ticket) {
+    /// A record has come. Answers whether it may run now: not behind another one of its key.
+    pub fn push(&mut self, key: &EventKey, ticket: Ticket) -> bool {
         let lane = self.lanes.entry(key.clone()).or_default();
         lane.push_back(ticket);
-        if lane.len() == 1 {
+        let is_head = lane.len() == 1;
+        if is_head {
             self.ready.insert(ticket);
         }
+        is_head
     }
 
     /// Takes up to `most` records that may run, the oldest first. Their keys are all different.

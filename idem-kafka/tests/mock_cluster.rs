@@ -48,6 +48,18 @@ async fn atomic(event: Event, _tx: &mut Tx, effects: State<Effects>) -> Result<(
     Ok(())
 }
 
+/// Waits where the event says so, or fails for a long time.
+#[idempotent(key = "id", consumer = "patient", backoff = "1m..1m", attempts = 4, fingerprint = "amount")]
+async fn patient(event: Event, _tx: &mut Tx, effects: State<Effects>, gates: State<Gates>) -> Result<(), Refusal> {
+    match event.id.split('-').next().unwrap() {
+        "gated" => gates.pass().await,
+        "hopeless" => return Err(Refusal::NotNow),
+        _ => {}
+    }
+    effects.add(&event.id);
+    Ok(())
+}
+
 #[idempotent(key = "id", consumer = "batch", fingerprint = "amount")]
 async fn batch(events: Vec<Event>, _tx: &mut Tx, effects: State<Effects>) -> Result<(), Refusal> {
     for event in &events {
@@ -422,4 +434,51 @@ async fn the_first_records_of_a_partition_run_carefully_and_the_rest_together() 
         assert_eq!((summary.completed, summary.dead_letters, summary.received), (160, 41, 201), "{careful}");
         bed.all_committed().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r3_a_careful_record_that_waits_for_its_next_try_holds_up_no_other_key() {
+    let bed = Bed::new("patient", 1);
+    let effects = Effects::default();
+    for id in ["hopeless", "hopeless", "job-1", "job-2"] {
+        bed.send(0, &event(id)).await;
+    }
+    let app = bed.app().store(memory()).state(effects.clone()).state(Gates::default()).careful_records(2);
+    let running = Running::start(app.handle(&bed.topic, patient));
+    eventually("the other keys are done", async || effects.keys() == 2).await;
+    assert_eq!(running.stats.snapshot().failed, 1, "the copy waits behind the first, which waits for its next try");
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_while_records_wait_behind_careful_ones_leaves_nothing_stuck() {
+    let bed = Bed::new("patient", 2);
+    let (store, effects, gates) = (memory(), Effects::default(), Gates::default());
+    let app = || {
+        let app = bed.app().store(store.clone()).state(effects.clone()).state(gates.clone()).careful_records(2);
+        app.revoke_timeout(Duration::from_millis(300)).handle(&bed.topic, patient)
+    };
+    let send_jobs = async || {
+        for partition in 0..2 {
+            for number in 0..100 {
+                bed.send(partition, &event(format!("job-{partition}-{number}"))).await;
+            }
+        }
+    };
+    for partition in [0, 0, 1, 1] {
+        bed.send(partition, &event(format!("gated-{partition}"))).await;
+    }
+    send_jobs().await;
+    let first = Running::start(app());
+    eventually("all are read and one runs", async || first.stats.snapshot().received == 204 && gates.waiting() > 0)
+        .await;
+    let second = Running::start(app());
+    eventually("the first has given a partition up", async || second.stats.snapshot().received > 0).await;
+    gates.open();
+    bed.all_committed().await;
+    second.stop().await.unwrap();
+    // Copies of the same jobs, which the first one gets now.
+    send_jobs().await;
+    bed.all_committed().await;
+    first.stop().await.unwrap();
 }

@@ -13,6 +13,7 @@ impl Loop {
         for gate in self.gates.values() {
             gate.set_open(false);
         }
+        self.careful.clear();
         self.withdraw(|_| true);
     }
 

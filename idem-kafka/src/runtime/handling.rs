@@ -95,11 +95,11 @@ impl Loop {
         }
         self.assignment.end(item.record.id, item.epoch);
         item.place = Place::Waiting;
-        let id = item.record.id;
-        let current = self.assignment.is_current(id, item.epoch);
+        let (id, epoch) = (item.record.id, item.epoch);
+        let current = self.assignment.is_current(id, epoch);
         if item.untried && !matches!(outcome, Outcome::Undecided(_)) {
             item.untried = false;
-            self.tried(id, matches!(outcome, Outcome::Duplicate(_)));
+            self.leave_window(id, epoch, matches!(outcome, Outcome::Duplicate(_)));
         }
         self.log(&delivery, &outcome);
         self.count(&outcome);
@@ -196,7 +196,7 @@ impl Loop {
             self.routes[item.record.id.topic].dispatch.remove(key, ticket);
         }
         if item.untried {
-            self.tried(item.record.id, true);
+            self.leave_window(item.record.id, item.epoch, true);
         }
         self.release_memory(&item.record);
         self.set_gate(item.record.id);
@@ -216,12 +216,12 @@ impl Loop {
         for route in &mut self.routes {
             route.dispatch.withdraw(|ticket| gone.contains(&ticket));
         }
-        for ticket in gone {
-            if let Some(item) = self.items.remove(&ticket) {
-                self.release_memory(&item.record);
-                if item.untried {
-                    self.tried(item.record.id, true);
-                }
+        let gone: Vec<Item> = gone.iter().filter_map(|ticket| self.items.remove(ticket)).collect();
+        // Once all are gone: else one of them would be admitted to its lane in another's place.
+        for item in gone {
+            self.release_memory(&item.record);
+            if item.untried {
+                self.leave_window(item.record.id, item.epoch, true);
             }
         }
     }

@@ -222,13 +222,6 @@ impl Item {
         let record = Arc::new(record);
         Self { record, epoch, key, delivery, place: Place::Waiting, untried: false, times: 0, letter: None }
     }
-
-    fn admit(&mut self, admission: Admission) {
-        if admission == Admission::Careful {
-            self.untried = true;
-            self.delivery = self.delivery.take().map(Delivery::with_care);
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -25,14 +25,12 @@ impl Loop {
     pub(super) fn assigned(&mut self, partitions: Vec<(PartitionId, Option<i64>, Arc<Gate>)>) {
         self.joined = true;
         for (id, committed, gate) in partitions {
+            self.careful.remove(&id);
             // Records of an earlier assignment that is still here, for whatever reason, are not this one's.
             self.withdraw(|item| item.record.id == id);
             gate.set_open(self.ending.is_none());
             self.gates.insert(id, gate);
-            if self.routes[id.topic].guarded.spec().mode == Mode::Atomic {
-                let span = longest_span(self.config.run_ahead);
-                self.careful.insert(id, Careful::new(self.config.careful_records, span));
-            }
+            self.begin_window(id);
             self.assignment.assign(id, committed);
         }
         tracing::info!(partitions = self.assignment.len(), "partitions assigned");
@@ -43,6 +41,8 @@ impl Loop {
         tracing::info!(partitions = ids.len(), "partitions revoked; draining them");
         for id in &ids {
             self.assignment.revoke(*id);
+            // What waits behind careful records is withdrawn with them, and must not be admitted in passing.
+            self.careful.remove(id);
         }
         let gone: HashSet<_> = ids.iter().copied().collect();
         self.withdraw(|item| gone.contains(&item.record.id));
@@ -108,6 +108,7 @@ impl Loop {
                 Some((epoch, anew)) => {
                     if anew {
                         tracing::warn!(topic = %record.topic, partition = id.partition, "the topic was created anew");
+                        self.begin_window(id);
                         self.withdraw(|item| item.record.id == id && item.epoch != epoch);
                     }
                     self.admit(record, epoch);
@@ -134,12 +135,11 @@ impl Loop {
                 let key = delivery.key().clone();
                 let careful = self.careful.get_mut(&record.id);
                 let admission = careful.map_or(Admission::Free, |careful| careful.admit(ticket));
-                if admission != Admission::Wait {
-                    route.dispatch.push(&key, ticket);
+                let id = record.id;
+                self.items.insert(ticket, Item::new(record, epoch, Some(key), Some(delivery.with_tag(ticket))));
+                if admission != Admission::Wait && !self.enqueue(ticket, admission) && admission == Admission::Careful {
+                    self.tried(id, true);
                 }
-                let mut item = Item::new(record, epoch, Some(key), Some(delivery.with_tag(ticket)));
-                item.admit(admission);
-                self.items.insert(ticket, item);
             }
             Err(verdict) => {
                 self.stats.rejected();
@@ -149,23 +149,45 @@ impl Loop {
         }
     }
 
-    /// A careful record was tried, or is gone: those behind it may run if it was the last.
-    pub(super) fn tried(&mut self, id: PartitionId, was_done: bool) {
-        let Some(careful) = self.careful.get_mut(&id) else { return };
-        let mut gone = 0;
-        for (ticket, admission) in careful.tried(was_done) {
-            if let Some(item) = self.items.get_mut(&ticket) {
-                item.admit(admission);
-                if let Some(key) = &item.key {
-                    self.routes[id.topic].dispatch.push(key, ticket);
-                }
-            } else if admission == Admission::Careful {
-                gone += 1;
-            }
+    /// Of a partition of an atomic handler, the first records run carefully.
+    fn begin_window(&mut self, id: PartitionId) {
+        if self.routes[id.topic].guarded.spec().mode == Mode::Atomic {
+            let span = longest_span(self.config.run_ahead);
+            self.careful.insert(id, Careful::new(self.config.careful_records, span));
         }
-        // What has left memory meanwhile makes room.
-        for _ in 0..gone {
-            self.tried(id, true);
+    }
+
+    /// Gives a record to the lane of its key. Answers whether the window of careful records must wait for it: not if it is
+    /// gone, or stands behind another record of its key, which may wait for long.
+    fn enqueue(&mut self, ticket: Ticket, admission: Admission) -> bool {
+        let Some(item) = self.items.get_mut(&ticket) else { return false };
+        let Some(key) = &item.key else { return false };
+        let is_head = self.routes[item.record.id.topic].dispatch.push(key, ticket);
+        if admission == Admission::Careful {
+            item.untried = is_head;
+            item.delivery = item.delivery.take().map(Delivery::with_care);
+        }
+        is_head
+    }
+
+    /// The window has to wait for this record no longer.
+    pub(super) fn leave_window(&mut self, id: PartitionId, epoch: Epoch, was_done: bool) {
+        // What is left of an earlier assignment is not in this one's window.
+        if self.assignment.is_current(id, epoch) {
+            self.tried(id, was_done);
+        }
+    }
+
+    /// A careful record was tried, or is gone: those behind it may run if it was the last.
+    fn tried(&mut self, id: PartitionId, was_done: bool) {
+        let mut tried = vec![was_done];
+        while let Some(was_done) = tried.pop() {
+            let Some(careful) = self.careful.get_mut(&id) else { return };
+            for (ticket, admission) in careful.tried(was_done) {
+                if !self.enqueue(ticket, admission) && admission == Admission::Careful {
+                    tried.push(true);
+                }
+            }
         }
     }
 
