@@ -5,12 +5,15 @@
 //! therefore may run more than once for one message; only what the last transaction did is kept.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::lease::LAST_ANSWER;
 use super::{
     AlreadyDone, BUSY_LOCK, CrashPoint, Delivery, Inner, Ordering, Outcome, Report, Undecided, caught, jitter,
     retry_in, returned,
@@ -73,10 +76,17 @@ async fn run_carefully(inner: &Inner, delivery: Delivery, stop: &CancellationTok
         () = stop.cancelled() => return report.decided(delivery, Outcome::Undecided(Undecided::Cancelled)),
         turn = inner.careful.lock() => turn,
     };
-    let claimed = tokio::select! {
-        biased;
-        () = stop.cancelled() => Err(Undecided::Cancelled),
-        claimed = claim_ahead(inner, &delivery) => claimed.map_err(Undecided::from_store),
+    let claimed = {
+        let mut claiming = pin!(claim_ahead(inner, &delivery));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {
+                // Not dropped at once: released before it arrives, it would stay.
+                let _ = timeout(LAST_ANSWER, claiming).await;
+                Err(Undecided::Cancelled)
+            }
+            claimed = &mut claiming => claimed.map_err(Undecided::from_store),
+        }
     };
     let decided = Mutex::new(None);
     let keep = |delivery: Delivery, outcome: Outcome| {
@@ -444,7 +454,7 @@ impl Work<'_> {
         let events = part.iter().map(|claimed| self.batch[claimed.index].take_event()).collect();
         let max_run = self.inner.policy.max_run;
         let running = caught(self.inner.handler.call(&jobs, events, Some(self.tx), &self.inner.guard.states));
-        let output = match tokio::time::timeout(max_run, running).await {
+        let output = match timeout(max_run, running).await {
             Ok(result) => result?,
             Err(_) => return Err(HandlerFailure::timeout(max_run)),
         };

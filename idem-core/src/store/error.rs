@@ -103,8 +103,9 @@ fn kind_of_code(code: &str, message: &str) -> StoreErrorKind {
 
 fn kind_of_sqlstate(code: &str) -> StoreErrorKind {
     match code {
-        // deadlock, serialization failure, lock not available
-        "40P01" | "40001" | "55P03" => StoreErrorKind::Contention,
+        // deadlock, serialization failure, lock not available; a statement that was cancelled, by a person or by a
+        // `statement_timeout` of the user's while it waited
+        "40P01" | "40001" | "55P03" | "57014" => StoreErrorKind::Contention,
         // It is not known whether the statement took effect; a standby or a server set to read-only; a session that the
         // server ended because it was idle in its transaction or at all.
         "40003" | "25006" | "25P03" | "25P04" | "57P05" => StoreErrorKind::Unavailable,
@@ -294,7 +295,7 @@ mod tests {
     fn codes_say_what_the_caller_can_do() {
         use StoreErrorKind::{Broken, Configuration, Contention, Schema, Unavailable};
         let table = [
-            (Contention, vec!["40P01", "40001", "55P03", "5", "261", "517", "6", "15"]),
+            (Contention, vec!["40P01", "40001", "55P03", "57014", "5", "261", "517", "6", "15"]),
             (Unavailable, vec!["08006", "25006", "25P03", "40003", "53300", "57P01", "57P03", "58030"]),
             (Unavailable, vec!["8", "10", "13", "14", "526", "1288", "8714"]),
             (Schema, vec!["42P01", "42703", "42P10", "3F000", "11", "26", "267"]),

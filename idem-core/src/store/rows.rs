@@ -252,6 +252,11 @@ pub(crate) async fn complete_once(
     terms: &Terms,
     done: &Completion,
 ) -> Result<Fenced, StoreError> {
+    // Nor is what is gone: it was completed, by whom nobody knows any more.
+    let state = read(rows, &terms.consumer, std::slice::from_ref(&done.request.key)).await?;
+    if state == [State::Absent] {
+        return Ok(Fenced::LeaseLost);
+    }
     let applied = rows.complete(terms, &[done]).await?;
     Ok(if applied.contains(&done.request.key) { Fenced::Applied } else { Fenced::LeaseLost })
 }

@@ -267,7 +267,7 @@ async fn l2_an_open_transaction_ends_with_its_lease_and_holds_up_no_other_job() 
     ledger.is_open().await;
     let (again, outcome) = outcomes.recv().await.expect("one is decided");
     assert_eq!(again.key().as_str(), "A");
-    assert!(matches!(outcome, Outcome::Undecided(Undecided::Unavailable(_))), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Undecided(Undecided::Contention(_))), "{outcome:?}");
     // The other one's lease was renewed meanwhile: it is still held.
     let held = "SELECT count(*) FROM processed_jobs WHERE idempotency_key = 'B' AND locked_until > clock_timestamp()";
     assert_eq!(number(&ledger.postgres, held).await, 1);

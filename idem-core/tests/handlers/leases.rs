@@ -53,7 +53,7 @@ async fn l2_a_job_that_cannot_be_renewed_is_dropped_in_time_and_the_others_go_on
 
     let (after, delivery, outcome) = outcomes.recv().await.expect("one is decided");
     assert_eq!(delivery.key().as_str(), "B");
-    assert!(matches!(outcome, Outcome::Undecided(Undecided::Unavailable(_))), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Undecided(Undecided::Contention(_))), "{outcome:?}");
     // A renewal may have got through before the row was locked; then its lease counts from there.
     assert!(after < LEASE + LEASE / 3, "it is gone before its lease ends: {after:?}");
     assert_eq!(world.was_told(), 1, "only this one was told, and before it was dropped");

@@ -634,3 +634,34 @@ async fn locks_that_nobody_wanted_for_long_are_purged() {
         assert_eq!(count(&subject.store, "job_locks").await, left);
     }
 }
+
+/// A purge that finds nothing must not read the whole table.
+#[tokio::test]
+async fn a_purge_searches_the_index_of_old_rows() {
+    let subject = postgres().await;
+    sqlx::raw_sql(
+        "INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, created_at, updated_at, completed_at)
+         SELECT 'c', n::text, 'COMPLETED', 1, 1, now(), now(), now() FROM generate_series(1, 60000) AS n;
+         ANALYZE processed_jobs",
+    )
+    .execute(subject.store.pool())
+    .await
+    .expect("the table is there");
+    let blocks = "SELECT coalesce(pg_stat_get_tuples_returned('processed_jobs'::regclass), 0)";
+    let purge = idem_core::store::Purge { consumer: None, older_than: Duration::from_secs(3600), most: 100 };
+    let before: i64 = sqlx::query_scalar(blocks).fetch_one(subject.store.pool()).await.expect("PostgreSQL answers");
+    assert_eq!(subject.store.purge(&purge).await.expect("the store works"), 0);
+    // Sessions report when they end.
+    subject.store.close().await;
+    let watcher = PgStore::connect(&subject.schema.url, &StoreOptions::default()).await.expect("PostgreSQL answers");
+    let by_index = async {
+        let searches = "SELECT idx_scan FROM pg_stat_user_indexes
+                        WHERE indexrelname = 'processed_jobs_created' AND schemaname = current_schema()";
+        while sqlx::query_scalar::<_, i64>(searches).fetch_one(watcher.pool()).await.expect("PostgreSQL answers") == 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), by_index).await.expect("the index was searched");
+    let after: i64 = sqlx::query_scalar(blocks).fetch_one(watcher.pool()).await.expect("PostgreSQL answers");
+    assert!(after - before < 60_000, "{} rows were read by scanning", after - before);
+}

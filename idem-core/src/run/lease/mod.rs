@@ -16,7 +16,7 @@ use crate::machine::{Decision, Run, RunDeadline, Token};
 use crate::store::{Answer, LockRequest, StoreError, StoreErrorKind};
 
 /// How long a claim may still be answered after it was stopped.
-const LAST_ANSWER: Duration = Duration::from_secs(1);
+pub(super) const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(
     inner: &Arc<Inner>,
@@ -42,10 +42,14 @@ pub(super) async fn run(
     free_locks(inner, others.iter().filter(|(_, answer)| answer.is_some()).map(|(delivery, _)| delivery)).await;
     for (mut delivery, answer) in others {
         let outcome = match answer {
-            Some(answer) => inner.outcome(&delivery, &answer),
+            Some(answer) => {
+                let outcome = inner.outcome(&delivery, &answer);
+                delivery.renew_token();
+                outcome
+            }
+            // It keeps its token: an earlier claim of its may be there, whose answer was lost, and is this same try.
             None => Outcome::InProgress { wait: BUSY_LOCK },
         };
-        delivery.renew_token();
         report.decided(delivery, outcome);
     }
     if held.is_empty() {

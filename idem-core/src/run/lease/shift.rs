@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::call::{CallResult, Handled, HandlerCall};
@@ -25,6 +25,8 @@ use crate::store::{
 /// The wait before a write that the store did not answer is asked again: from here, doubling, to [`WRITE_RETRY_CAP`].
 const WRITE_RETRY: Duration = Duration::from_millis(50);
 const WRITE_RETRY_CAP: Duration = Duration::from_secs(2);
+/// A renewal has at least so long for its answer, however short the lease.
+const SHORTEST_ANSWER: Duration = Duration::from_millis(250);
 
 /// The jobs of one claim: their handlers run side by side, their leases are renewed together, and what is finished is
 /// written together.
@@ -126,6 +128,8 @@ struct HeldJob {
     drop_at: Option<Instant>,
     /// The handler was dropped, for this reason.
     stopped: Option<Stopped>,
+    /// The store has answered the last renewal, be it without extending the lease.
+    is_answered: bool,
     running: bool,
 }
 
@@ -157,6 +161,7 @@ impl<'a> Shift<'a> {
             abort: None,
             drop_at: None,
             stopped: None,
+            is_answered: true,
             running: false,
         };
         let mut shift = Self {
@@ -264,8 +269,15 @@ impl<'a> Shift<'a> {
         let sent = inner.now();
         self.renewing = Some(
             async move {
-                let (leases, locks) =
-                    futures_util::join!(inner.store().renew(&inner.terms, &holders), extend_locks(inner, locks));
+                let renewed = async {
+                    futures_util::join!(inner.store().renew(&inner.terms, &holders), extend_locks(inner, locks))
+                };
+                // One that is not answered must leave time for another, on another connection.
+                let interval = RunDeadline::renewal_interval(inner.policy.lease);
+                let late = || StoreError::new(StoreErrorKind::Unavailable, "a renewal was not answered in time");
+                let (leases, locks) = timeout((interval / 2).max(SHORTEST_ANSWER), renewed)
+                    .await
+                    .unwrap_or_else(|_| (Err(late()), Ok(Vec::new())));
                 Renewed { sent, indices, leases, locks }
             }
             .boxed(),
@@ -280,11 +292,13 @@ impl<'a> Shift<'a> {
             // One failed renewal harms nothing; there is time for more.
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!(consumerName = %self.inner.terms.consumer, errorMessage = %error, "a lease could not be renewed; asking again");
+                indices.into_iter().for_each(|index| self.jobs[index].is_answered = false);
                 return self.inner.now() + interval / 4;
             }
         };
         let mut unconfirmed = false;
         for ((index, lease), lock) in indices.into_iter().zip(leases).zip(locks) {
+            self.jobs[index].is_answered = true;
             match (lease, lock) {
                 (Renewal::LeaseLost, _) if self.jobs[index].is_lost_while_running() => {
                     self.stop_one(index, Stopped::LeaseLost);
@@ -371,9 +385,13 @@ impl<'a> Shift<'a> {
         }
     }
 
-    /// Its try does not count: it is given back when this delivery is asked for again.
+    /// Its try does not count: it is given back when this delivery is asked for again. If the store has answered, it is not
+    /// away: somebody has locked the row, or the job was stopped together with another one of its call.
     fn report_unrenewed(&mut self, index: usize, report: &dyn Report) {
-        let error = StoreError::new(StoreErrorKind::Unavailable, "the lease could not be renewed in time");
+        let job = &self.jobs[index];
+        let is_away = job.stopped == Some(Stopped::Unrenewed) && !job.is_answered;
+        let kind = if is_away { StoreErrorKind::Unavailable } else { StoreErrorKind::Contention };
+        let error = StoreError::new(kind, "the lease could not be renewed in time");
         if let Some(delivery) = &mut self.jobs[index].delivery {
             delivery.unreleased = Some(delivery.token());
         }

@@ -4,6 +4,7 @@ mod placeholders;
 mod queries;
 
 use std::any::Any;
+use std::error::Error as _;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -365,7 +366,7 @@ impl Store for MysqlStore {
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
-        self.on(&self.control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
+        self.on(&self.work, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
     }
 
     fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -430,7 +431,10 @@ impl super::tx::sealed::Sealed for MySqlConnection {}
 impl JobConnection for MySqlConnection {
     fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
         async move {
-            let applied = MysqlRows { connection: self, alone: false }.complete_one(terms, done).await?;
+            let mut rows = MysqlRows { connection: self, alone: false };
+            // As `rows::complete_once`.
+            let state = rows::read(&mut rows, &terms.consumer, std::slice::from_ref(&done.request.key)).await?;
+            let applied = state != [State::Absent] && rows.complete_one(terms, done).await?;
             Ok(if applied { Fenced::Applied } else { Fenced::LeaseLost })
         }
         .boxed()
@@ -473,6 +477,11 @@ impl MysqlTx {
     fn told<T>(&mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match &result {
             Err(error) if error.number() == Some(DEADLOCK) => self.progress = Progress::BrokenOff,
+            // The session has ended with its connection. A server that was restarted counts its sessions anew: ending this
+            // number could end somebody else's.
+            Err(error) if error.kind() == StoreErrorKind::Unavailable && error.source().is_some() => {
+                self.session.is_over = true;
+            }
             Err(error) if error.number() == Some(queries::NO_SUCH_SAVEPOINT) => {
                 let text = "the transaction had ended before: a handler ended it (COMMIT, ROLLBACK, or DDL, which commits), \
                             or hid an error with which the engine did";
@@ -636,6 +645,7 @@ impl StoreTx for MysqlTx {
             if result.as_ref().is_err_and(|error| error.as_database_error().and_then(number_of) == Some(DEADLOCK)) {
                 self.progress = Progress::BrokenOff;
             }
+            self.session.is_over |= matches!(result, Err(sqlx::Error::Io(_)));
             Ok(result?.rows_affected())
         }
         .boxed()

@@ -320,7 +320,7 @@ impl Store for PgStore {
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
-        self.on(Use::Control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
+        self.on(Use::Work, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
     }
 
     fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -177,15 +177,16 @@ FROM counted
 WHERE j.consumer_name = $1 AND j.idempotency_key = counted.idempotency_key";
 
 /// By the key and not by the place of the row, which in a partitioned table is not unique. The row is locked and looked at
-/// once more before it goes. A row ended after it was made, so the index on `created_at` finds the old ones.
+/// once more before it goes. A row ended after it was made, so the index on `created_at` finds the old ones; the clock is in a
+/// subquery, because an index is not searched for what may change with each row.
 const PURGE: &str = "
 WITH ended AS MATERIALIZED (
     SELECT consumer_name, idempotency_key
     FROM processed_jobs
-    WHERE created_at <= clock_timestamp() - $1 * interval '1 microsecond'
-      AND (status = 'COMPLETED' AND completed_at <= clock_timestamp() - $1 * interval '1 microsecond'
+    WHERE created_at <= (SELECT clock_timestamp() - $1 * interval '1 microsecond')
+      AND (status = 'COMPLETED' AND completed_at <= (SELECT clock_timestamp() - $1 * interval '1 microsecond')
            OR status = 'FAILED' AND failure_kind IN ('terminal', 'exhausted')
-              AND updated_at <= clock_timestamp() - $1 * interval '1 microsecond')
+              AND updated_at <= (SELECT clock_timestamp() - $1 * interval '1 microsecond'))
       AND ($2::text IS NULL OR consumer_name = $2)
     LIMIT $3
     FOR UPDATE SKIP LOCKED
