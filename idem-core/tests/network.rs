@@ -1,4 +1,4 @@
-//! A network that cuts, delays and swallows: between the guard and PostgreSQL is a relay, and every message must come to its
+//! A network that cuts, delays and swallows: between the guard and its server is a relay, and every message must come to its
 //! end with one effect, whatever it does (T1, T2, and a store that is away costs no attempt).
 //!
 //! `IDEM_TEST_CUTS` is the number of faults for each kind of handlers, `IDEM_TEST_SEED` what they are drawn from.
@@ -21,22 +21,33 @@ use crate::support::handlers::{Kind, Order, World, delivery};
 use crate::support::relay::{Direction, Fault, Plan, Relay};
 use crate::support::{PATIENCE, Place, Sql, drive, seed, setting, tell};
 
+/// The engines behind a network.
+const SERVERS: [Engine; 2] = [Engine::Postgres, Engine::Mysql];
 /// Each has a relay and a store of its own.
 const WORKERS: u64 = 12;
 const LEASE: Duration = Duration::from_millis(600);
 /// Longer than any delay, so that only what never comes back costs an atomic handler its time.
 const MAX_RUN: Duration = Duration::from_secs(3);
-const LONGEST_DELAY: u64 = 700;
 /// Beyond `MAX_RUN`, as the options ask for.
 const IDLE_TRANSACTION: Duration = Duration::from_secs(4);
 
-fn options() -> StoreOptions {
+fn options(engine: Engine) -> StoreOptions {
     StoreOptions::default()
         .max_connections(2)
-        .acquire_timeout(Duration::from_millis(1000))
-        .call_timeout(Duration::from_millis(500))
-        .lock_timeout(Duration::from_millis(250))
+        .acquire_timeout(2 * call_timeout(engine))
+        .call_timeout(call_timeout(engine))
+        .lock_timeout(call_timeout(engine) / 2)
         .idle_transaction_timeout(IDLE_TRANSACTION)
+}
+
+/// MariaDB waits for a lock for a whole second at least, and a call must not end before that.
+fn call_timeout(engine: Engine) -> Duration {
+    Duration::from_millis(if engine == Engine::Mysql { 1300 } else { 500 })
+}
+
+/// Some delays are longer than a call may take.
+fn longest_delay(engine: Engine) -> Duration {
+    call_timeout(engine) * 7 / 5
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,13 +70,40 @@ async fn t2_a_cut_neither_loses_nor_doubles_the_outside_effects_of_a_batch() {
     attack(Engine::Postgres, Kind::LeaseBatch).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t1_a_cut_neither_loses_nor_doubles_an_atomic_effect_on_mariadb() {
+    attack(Engine::Mysql, Kind::Atomic).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t1_a_cut_neither_loses_nor_doubles_the_effects_of_an_atomic_batch_on_mariadb() {
+    attack(Engine::Mysql, Kind::AtomicBatch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t2_a_cut_neither_loses_nor_doubles_an_outside_effect_on_mariadb() {
+    attack(Engine::Mysql, Kind::Lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t2_a_cut_neither_loses_nor_doubles_the_outside_effects_of_a_batch_on_mariadb() {
+    attack(Engine::Mysql, Kind::LeaseBatch).await;
+}
+
 /// A pool of one connection, of which each answer vanishes in turn: also the one by which a connection that is given back
 /// shows that it lives. The store must get another one each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_that_vanishes_costs_the_pool_its_place() {
-    let place = Place::new(Engine::Postgres).await;
+    for engine in SERVERS {
+        no_answer_that_vanishes_costs_a_place(engine).await;
+    }
+}
+
+async fn no_answer_that_vanishes_costs_a_place(engine: Engine) {
+    let place = Place::new(engine).await;
     let relay = Relay::new(server_of(&place.address.store), || {}).await;
-    let store = connect(&through(&place.address.store, &relay), &options().max_connections(1)).await.expect("it works");
+    let store =
+        connect(&through(&place.address.store, &relay), &options(engine).max_connections(1)).await.expect("it works");
     let (consumer, keys) =
         (ConsumerName::new("nobody").expect("a name"), [EventKey::from_parts(["A"]).expect("a key")]);
     let reads = async || {
@@ -90,7 +128,13 @@ async fn no_answer_that_vanishes_costs_the_pool_its_place() {
 /// else each such connection of a pool would cost a call, long after the network is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_died_in_silence_costs_no_call() {
-    let place = Place::new(Engine::Postgres).await;
+    for engine in SERVERS {
+        no_silent_connection_costs_a_call(engine).await;
+    }
+}
+
+async fn no_silent_connection_costs_a_call(engine: Engine) {
+    let place = Place::new(engine).await;
     let relay = Relay::new(server_of(&place.address.store), || {}).await;
     let store = connect(&through(&place.address.store, &relay), &StoreOptions::default()).await.expect("it works");
     let (consumer, keys) =
@@ -143,8 +187,8 @@ async fn attack(engine: Engine, kind: Kind) {
     assert!(total.faults() >= goal * WORKERS);
 
     // The server ends what a vanished worker left open, at the latest when its transaction was idle for too long.
-    place.sessions_end("state LIKE 'idle in transaction%'").await;
-    place.sessions_end("true").await;
+    place.is_at_rest().await;
+    place.sessions_end().await;
     let rows = place.rows().await;
     let jobs = i64::try_from(total.jobs).expect("a small number");
     let table = if kind.mode() == Mode::Atomic { "invoices" } else { "charges" };
@@ -191,7 +235,7 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
         struck.store(statement.load(Ordering::SeqCst), Ordering::SeqCst);
     })
     .await;
-    let store = connect(&through(&place.address.store, &relay), &options()).await.expect("the store works");
+    let store = connect(&through(&place.address.store, &relay), &options(place.engine)).await.expect("the store works");
     let policy = Policy::default()
         .lease(LEASE)
         .max_run(if kind.mode() == Mode::Atomic { MAX_RUN } else { PATIENCE })
@@ -209,7 +253,7 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
         assert!(turn < goal * 10 + 20, "{what}: the faults do not meet the messages");
         let orders = orders(kind, number, turn, &mut random);
         // The first ones show how many chunks there are to choose from.
-        let plan = (turn >= 2).then(|| plan(usual, &mut random));
+        let plan = (turn >= 2).then(|| plan(place.engine, usual, &mut random));
         in_statement.store(false, Ordering::SeqCst);
         upon_handler.store(false, Ordering::SeqCst);
         relay.arm(plan);
@@ -252,13 +296,13 @@ fn orders(kind: Kind, worker: u64, turn: u64, random: &mut StdRng) -> Vec<Order>
     (0..several).map(|part| Order { id: format!("{worker}-{turn}-{part}"), takes, ..Order::default() }).collect()
 }
 
-fn plan(usual: [usize; 2], random: &mut StdRng) -> Plan {
+fn plan(engine: Engine, usual: [usize; 2], random: &mut StdRng) -> Plan {
     let direction = if random.random() { Direction::ToServer } else { Direction::ToClient };
     let fault = match random.random_range(0..10) {
         0..=1 => Fault::CutBefore,
         2..=3 => Fault::CutWithin,
         4..=6 => Fault::CutAfter,
-        7..=8 => Fault::Delay(Duration::from_millis(random.random_range(20..=LONGEST_DELAY))),
+        7..=8 => Fault::Delay(random.random_range(Duration::from_millis(20)..=longest_delay(engine))),
         _ => Fault::Blackhole(IDLE_TRANSACTION + Duration::from_millis(500)),
     };
     Plan { direction, chunk: random.random_range(0..usual[direction as usize]), fault }
