@@ -7,7 +7,6 @@ mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -101,7 +100,7 @@ async fn no_answer_that_vanishes_costs_the_pool_its_place() {
 
 async fn no_answer_that_vanishes_costs_a_place(engine: Engine) {
     let place = Place::new(engine).await;
-    let relay = Relay::new(server_of(&place.address.store), || {}).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
     let store =
         connect(&through(&place.address.store, &relay), &options(engine).max_connections(1)).await.expect("it works");
     let (consumer, keys) =
@@ -135,7 +134,7 @@ async fn a_connection_that_died_in_silence_costs_no_call() {
 
 async fn no_silent_connection_costs_a_call(engine: Engine) {
     let place = Place::new(engine).await;
-    let relay = Relay::new(server_of(&place.address.store), || {}).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
     let store = connect(&through(&place.address.store, &relay), &StoreOptions::default()).await.expect("it works");
     let (consumer, keys) =
         (ConsumerName::new("nobody").expect("a name"), [EventKey::from_parts(["A"]).expect("a key")]);
@@ -227,14 +226,8 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
     let what = format!("{kind:?}, worker {number}, IDEM_TEST_SEED={}", seed());
     let mut random = StdRng::seed_from_u64(seed().wrapping_mul(1_000_003) ^ number);
     let world = World::new(&place.address.outside, number).await;
-    let in_statement = Arc::clone(&world.in_statement);
-    // Whether the fault came upon a handler's own statement.
-    let upon_handler = Arc::new(AtomicBool::new(false));
-    let (statement, struck) = (Arc::clone(&in_statement), Arc::clone(&upon_handler));
-    let relay = Relay::new(server_of(&place.address.store), move || {
-        struck.store(statement.load(Ordering::SeqCst), Ordering::SeqCst);
-    })
-    .await;
+    let unanswered = Arc::clone(&world.unanswered);
+    let relay = Relay::new(server_of(&place.address.store)).await;
     let store = connect(&through(&place.address.store, &relay), &options(place.engine)).await.expect("the store works");
     let policy = Policy::default()
         .lease(LEASE)
@@ -254,13 +247,13 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
         let orders = orders(kind, number, turn, &mut random);
         // The first ones show how many chunks there are to choose from.
         let plan = (turn >= 2).then(|| plan(place.engine, usual, &mut random));
-        in_statement.store(false, Ordering::SeqCst);
-        upon_handler.store(false, Ordering::SeqCst);
         relay.arm(plan);
         let mut seen = Seen::default();
         let deliveries = orders.iter().map(|order| delivery(&guarded, order, &format!("turn {turn}"))).collect();
         drive(&format!("{what}, {plan:?}"), &guarded, deliveries, |delivery, outcome| {
-            let loses_its_try = upon_handler.load(Ordering::SeqCst) && silent(plan);
+            let is_unanswered =
+                unanswered.lock().expect("nothing panics while it is held").contains(delivery.key().as_str());
+            let loses_its_try = is_unanswered && silent(plan);
             seen.note(&format!("{what}, {plan:?}"), delivery.key(), outcome, loses_its_try);
         })
         .await;
