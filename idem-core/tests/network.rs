@@ -10,14 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use idem_core::store::{Engine, StoreOptions, connect};
-use idem_core::{ConsumerName, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Mode, Outcome, Policy};
+use idem_core::machine::Decision;
+use idem_core::store::contract::claim_in;
+use idem_core::store::{Engine, StoreErrorKind, StoreOptions, connect, sql};
+use idem_core::{
+    Clock, ConsumerName, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Mode, Outcome, Policy, SystemClock,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::{sleep, timeout};
 
 use crate::support::handlers::{Kind, Order, World, delivery};
 use crate::support::relay::{Direction, Fault, Plan, Relay};
+use crate::support::subjects::{request, terms};
 use crate::support::{PATIENCE, Place, Sql, drive, seed, setting, tell};
 
 /// The engines behind a network.
@@ -146,6 +151,59 @@ async fn no_silent_connection_costs_a_call(engine: Engine) {
     assert!(relay.has_struck());
     relay.arm(None);
     store.close().await;
+}
+
+/// Nobody can tell a worker that has vanished from a slow one, so it keeps what it has locked, but only for as long as its
+/// transaction may be idle: one whose network is gone between two statements, and one that was in a statement.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l3_a_worker_that_vanishes_keeps_its_keys_no_longer_than_promised() {
+    let cases = SERVERS.into_iter().flat_map(|engine| [(engine, false), (engine, true)]);
+    join_all(cases.map(|(engine, in_statement)| keys_go_free(engine, in_statement))).await;
+}
+
+async fn keys_go_free(engine: Engine, in_statement: bool) {
+    const STATEMENT: Duration = Duration::from_secs(1);
+    let sleep_a_second = if engine == Engine::Mysql { "SELECT SLEEP(1)" } else { "SELECT pg_sleep(1)" };
+    let what = format!("{engine}, in a statement: {in_statement}");
+    let place = Place::new(engine).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
+    let store = connect(&through(&place.address.store, &relay), &options(engine)).await.expect("the store works");
+    let mut tx = store.begin().await.expect("the store works");
+    claim_in(&mut tx, &terms("vanishing"), &[request("A", 1)]).await.expect("the store works");
+    let since = SystemClock.monotonic();
+    // The first answer says that the statement is prepared.
+    relay.arm(Some(Plan { direction: Direction::ToClient, chunk: 1, fault: Fault::Blackhole(2 * PATIENCE) }));
+    let vanished = tokio::spawn(async move {
+        if in_statement {
+            let answer = tx.execute(sql(sleep_a_second)).await;
+            panic!("the network is back: {answer:?}");
+        }
+        // Nor does it come to an end by which the session would be closed.
+        std::future::pending::<()>().await;
+        drop(tx);
+    });
+
+    let other = connect(&place.address.store, &options(engine)).await.expect("the store works");
+    let asking = async {
+        loop {
+            match other.claim(&terms("vanishing"), &[request("A", 2)]).await {
+                Ok(answers) if matches!(answers[0].decision, Decision::Run(_)) => break,
+                Ok(answers) => assert!(matches!(answers[0].decision, Decision::InProgress { .. }), "{answers:?}"),
+                Err(error) => assert_eq!(error.kind(), StoreErrorKind::Contention, "{what}: {error:?}"),
+            }
+        }
+    };
+    timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("{what}: the key stays locked"));
+    let after = SystemClock.monotonic() - since;
+    let promised = if in_statement { STATEMENT + IDLE_TRANSACTION } else { IDLE_TRANSACTION };
+    // Else it was not locked, and this would show nothing.
+    assert!(after >= promised - Duration::from_millis(200), "{what}: free after {after:?}");
+    assert!(after < promised + Duration::from_secs(4), "{what}: free after {after:?}");
+    assert!(!vanished.is_finished(), "{what}");
+    assert!(!in_statement || relay.has_struck(), "{what}: nothing was sent");
+    tell(&format!("network: {what}: free after {after:?}"));
+    vanished.abort();
+    other.close().await;
 }
 
 /// What happened, summed over workers.
