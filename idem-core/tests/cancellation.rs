@@ -311,7 +311,7 @@ async fn the_methods_of_a_store() {
         }
         assert!(closing > 0);
         bed.store.close().await;
-        bed.place.sessions_end("true").await;
+        bed.place.sessions_end().await;
     }
 }
 

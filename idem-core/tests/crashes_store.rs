@@ -1,7 +1,7 @@
-//! PostgreSQL dies under the store, and comes back.
+//! The server dies under the store, and comes back.
 //!
-//! These tests need a server that they may kill: `IDEM_TEST_PG_CTL` is the command that does it, as scripts/test sets it.
-//! Without it they are skipped, and counted as such.
+//! These tests need servers that they may kill: `IDEM_TEST_PG_CTL` and `IDEM_TEST_MARIADB_CTL` are the commands that do it,
+//! as scripts/test sets them. Without one of them its tests are skipped, and counted as such.
 
 #[path = "stores/subjects.rs"]
 mod subjects;
@@ -16,18 +16,27 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use idem_core::machine::{Decision, State};
-use idem_core::store::contract::{claim_in, commit};
-use idem_core::store::{PgStore, Store, StoreErrorKind, sql};
-use sqlx::AssertSqlSafe;
+use idem_core::store::contract::{Subject, claim_in, commit};
+use idem_core::store::{Store, StoreErrorKind, sql};
 use tokio::time::{sleep, timeout};
 
-use crate::subjects::{key, postgres, postgres_url, request, terms};
+use crate::subjects::{key, mariadb, postgres, request, run_on, run_on_mariadb, terms};
 
-type Test = (&'static str, fn() -> Pin<Box<dyn Future<Output = ()>>>);
+type Test = (&'static str, Server, fn(Server) -> Pin<Box<dyn Future<Output = ()>>>);
 
-const TESTS: [Test; 2] = [
-    ("a_transaction_that_the_server_took_along_is_as_if_it_had_not_been", || Box::pin(in_a_transaction())),
-    ("what_was_answered_is_there_after_the_crash", || Box::pin(between_calls())),
+const TESTS: [Test; 4] = [
+    ("a_transaction_that_the_server_took_along_is_as_if_it_had_not_been_on_postgres", Server::Postgres, |server| {
+        Box::pin(in_a_transaction(server))
+    }),
+    ("what_was_answered_is_there_after_the_crash_on_postgres", Server::Postgres, |server| {
+        Box::pin(between_calls(server))
+    }),
+    ("a_transaction_that_the_server_took_along_is_as_if_it_had_not_been_on_mariadb", Server::Mariadb, |server| {
+        Box::pin(in_a_transaction(server))
+    }),
+    ("what_was_answered_is_there_after_the_crash_on_mariadb", Server::Mariadb, |server| {
+        Box::pin(between_calls(server))
+    }),
 ];
 
 const RECOVERY: Duration = Duration::from_secs(60);
@@ -38,24 +47,24 @@ fn main() -> ExitCode {
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let chosen: Vec<&Test> = TESTS
         .iter()
-        .filter(|(name, _)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())))
+        .filter(|(name, ..)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())))
         .collect();
     if arguments.iter().any(|argument| argument == "--list") {
-        chosen.iter().for_each(|(name, _)| println!("{name}: test"));
+        chosen.iter().for_each(|(name, ..)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
     println!("\nrunning {} tests", chosen.len());
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for (name, test) in &chosen {
-        let verdict = if std::env::var("IDEM_TEST_PG_CTL").is_err() {
+    for (name, server, test) in &chosen {
+        let verdict = if std::env::var(server.control()).is_err() {
             skipped += 1;
-            "ignored: IDEM_TEST_PG_CTL, by which a test restarts its PostgreSQL, is not set"
-        } else if passes(*test) {
+            format!("ignored: {}, by which a test kills and restarts its server, is not set", server.control())
+        } else if passes(test(*server)) {
             passed += 1;
-            "ok"
+            "ok".to_owned()
         } else {
             failed += 1;
-            "FAILED"
+            "FAILED".to_owned()
         };
         println!("test {name} ... {verdict}");
     }
@@ -66,23 +75,72 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn passes(test: fn() -> Pin<Box<dyn Future<Output = ()>>>) -> bool {
+fn passes(test: Pin<Box<dyn Future<Output = ()>>>) -> bool {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
-    runtime.block_on(AssertUnwindSafe(test()).catch_unwind()).is_ok()
+    runtime.block_on(AssertUnwindSafe(test).catch_unwind()).is_ok()
 }
 
-/// Kills the server as a power failure does, and starts it again.
-async fn restart() {
-    let control = std::env::var("IDEM_TEST_PG_CTL").expect("checked before");
-    let restarted = tokio::task::spawn_blocking(move || {
-        Command::new("sh").arg("-c").arg(format!("{control} restart -m immediate")).output().expect("there is a shell")
-    });
-    let output = restarted.await.expect("no panic");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+#[derive(Clone, Copy)]
+enum Server {
+    Postgres,
+    Mariadb,
+}
+
+/// How a server goes away.
+#[derive(Clone, Copy)]
+enum End {
+    /// As in a power failure of its process: nothing is finished.
+    Killed,
+    /// In good order, as for an upgrade.
+    Stopped,
+}
+
+impl Server {
+    /// The variable with the command that controls it.
+    fn control(self) -> &'static str {
+        match self {
+            Server::Postgres => "IDEM_TEST_PG_CTL",
+            Server::Mariadb => "IDEM_TEST_MARIADB_CTL",
+        }
+    }
+
+    /// A store with the guard's tables and `invoices`, and what keeps them.
+    async fn store(self) -> (Arc<dyn Store>, Box<dyn Subject>) {
+        let table = "CREATE TABLE invoices (order_id varchar(100) PRIMARY KEY)".to_owned();
+        match self {
+            Server::Postgres => {
+                let subject = postgres().await;
+                run_on(&subject.schema.url, table).await;
+                (subject.store(), Box::new(subject))
+            }
+            Server::Mariadb => {
+                let subject = mariadb().await;
+                run_on_mariadb(&subject.database.url, table).await;
+                (subject.store(), Box::new(subject))
+            }
+        }
+    }
+
+    /// Ends the server and starts it again.
+    async fn restart(self, end: End) {
+        let control = std::env::var(self.control()).expect("checked before");
+        let arguments: &[&str] = match (self, end) {
+            (Server::Postgres, End::Killed) => &["restart -m immediate"],
+            (Server::Postgres, End::Stopped) => &["restart -m fast"],
+            (Server::Mariadb, End::Killed) => &["kill", "start"],
+            (Server::Mariadb, End::Stopped) => &["restart"],
+        };
+        let commands: Vec<String> = arguments.iter().map(|argument| format!("{control} {argument}")).collect();
+        let restarted = tokio::task::spawn_blocking(move || {
+            Command::new("sh").arg("-c").arg(commands.join(" && ")).output().expect("there is a shell")
+        });
+        let output = restarted.await.expect("no panic");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// Repeats a claim that the store could not answer, as the runtime does.
-async fn claim_again(store: &PgStore, consumer: &str, text: &str, number: u128) -> Decision {
+async fn claim_again(store: &dyn Store, consumer: &str, text: &str, number: u128) -> Decision {
     let asking = async {
         loop {
             match store.claim(&terms(consumer), &[request(text, number)]).await {
@@ -95,29 +153,27 @@ async fn claim_again(store: &PgStore, consumer: &str, text: &str, number: u128) 
     timeout(RECOVERY, asking).await.expect("the store recovers")
 }
 
-async fn in_a_transaction() {
-    assert!(!postgres_url().is_empty());
-    let subject = postgres().await;
-    let store = &subject.store;
-    sqlx::raw_sql("CREATE TABLE invoices (order_id text PRIMARY KEY)").execute(store.pool()).await.expect("it works");
+async fn in_a_transaction(server: Server) {
+    let (store, _subject) = server.store().await;
     let terms = terms("invoice");
-    let mut tx = store.begin().await.expect("the store works");
-    claim_in(&mut tx, &terms, &[request("order", 1)]).await.expect("the store works");
-    tx.execute(sql("INSERT INTO invoices VALUES ('order')")).await.expect("the store works");
-    restart().await;
-    assert_eq!(commit(tx).await.map_err(|error| error.kind()), Err(StoreErrorKind::Unavailable));
-    let decision = claim_again(store, "invoice", "order", 1).await;
-    assert!(matches!(decision, Decision::Run(run) if run.attempt == 1), "{decision:?}");
-    let invoices: i64 = sqlx::query_scalar(AssertSqlSafe("SELECT count(*) FROM invoices"))
-        .fetch_one(store.pool())
-        .await
-        .expect("the store works");
-    assert_eq!(invoices, 0);
+    for (number, end) in [(1, End::Killed), (2, End::Stopped)] {
+        let order = format!("order {number}");
+        let mut tx = store.begin().await.expect("the store works");
+        claim_in(&mut tx, &terms, &[request(&order, number)]).await.expect("the store works");
+        tx.execute(sql("INSERT INTO invoices VALUES ($1)").bind(&order)).await.expect("the store works");
+        server.restart(end).await;
+        assert_eq!(commit(tx).await.map_err(|error| error.kind()), Err(StoreErrorKind::Unavailable));
+        let decision = claim_again(&*store, "invoice", &order, number).await;
+        assert!(matches!(decision, Decision::Run(run) if run.attempt == 1), "{decision:?}");
+        let mut tx = store.begin().await.expect("the store works");
+        let invoices = tx.execute(sql("DELETE FROM invoices")).await.expect("the store works");
+        commit(tx).await.expect("the store works");
+        assert_eq!(invoices, 0);
+    }
 }
 
-async fn between_calls() {
-    let subject = postgres().await;
-    let store = &subject.store;
+async fn between_calls(server: Server) {
+    let (store, _subject) = server.store().await;
     let answered = Arc::new(AtomicUsize::new(0));
     let enough = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..4_u128)
@@ -128,7 +184,7 @@ async fn between_calls() {
                 while !enough.load(Ordering::Relaxed) {
                     let text = format!("{worker}/{}", keys.len());
                     let number = 1 + worker * 1_000_000 + keys.len() as u128;
-                    let decision = claim_again(&store, "load", &text, number).await;
+                    let decision = claim_again(&*store, "load", &text, number).await;
                     assert!(matches!(decision, Decision::Run(_)), "the same token gets the same answer: {decision:?}");
                     keys.push(key(&text));
                     answered.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +193,7 @@ async fn between_calls() {
             })
         })
         .collect();
-    for crashes in 0..=2 {
+    for end in [Some(End::Killed), Some(End::Killed), Some(End::Stopped), None] {
         let before = answered.load(Ordering::Relaxed);
         let working = async {
             while answered.load(Ordering::Relaxed) < before + 100 {
@@ -145,8 +201,8 @@ async fn between_calls() {
             }
         };
         timeout(RECOVERY, working).await.expect("the workers work");
-        if crashes < 2 {
-            restart().await;
+        if let Some(end) = end {
+            server.restart(end).await;
         }
     }
     enough.store(true, Ordering::Relaxed);

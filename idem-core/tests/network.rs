@@ -1,4 +1,4 @@
-//! A network that cuts, delays and swallows: between the guard and PostgreSQL is a relay, and every message must come to its
+//! A network that cuts, delays and swallows: between the guard and its server is a relay, and every message must come to its
 //! end with one effect, whatever it does (T1, T2, and a store that is away costs no attempt).
 //!
 //! `IDEM_TEST_CUTS` is the number of faults for each kind of handlers, `IDEM_TEST_SEED` what they are drawn from.
@@ -7,36 +7,51 @@ mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use idem_core::store::{Engine, StoreOptions, connect};
-use idem_core::{ConsumerName, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Mode, Outcome, Policy};
+use idem_core::machine::Decision;
+use idem_core::store::contract::claim_in;
+use idem_core::store::{Engine, StoreErrorKind, StoreOptions, connect, sql};
+use idem_core::{
+    Clock, ConsumerName, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Mode, Outcome, Policy, SystemClock,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::{sleep, timeout};
 
 use crate::support::handlers::{Kind, Order, World, delivery};
 use crate::support::relay::{Direction, Fault, Plan, Relay};
+use crate::support::subjects::{request, terms};
 use crate::support::{PATIENCE, Place, Sql, drive, seed, setting, tell};
 
+/// The engines behind a network.
+const SERVERS: [Engine; 2] = [Engine::Postgres, Engine::Mysql];
 /// Each has a relay and a store of its own.
 const WORKERS: u64 = 12;
 const LEASE: Duration = Duration::from_millis(600);
 /// Longer than any delay, so that only what never comes back costs an atomic handler its time.
 const MAX_RUN: Duration = Duration::from_secs(3);
-const LONGEST_DELAY: u64 = 700;
 /// Beyond `MAX_RUN`, as the options ask for.
 const IDLE_TRANSACTION: Duration = Duration::from_secs(4);
 
-fn options() -> StoreOptions {
+fn options(engine: Engine) -> StoreOptions {
     StoreOptions::default()
         .max_connections(2)
-        .acquire_timeout(Duration::from_millis(1000))
-        .call_timeout(Duration::from_millis(500))
-        .lock_timeout(Duration::from_millis(250))
+        .acquire_timeout(2 * call_timeout(engine))
+        .call_timeout(call_timeout(engine))
+        .lock_timeout(call_timeout(engine) / 2)
         .idle_transaction_timeout(IDLE_TRANSACTION)
+}
+
+/// MariaDB waits for a lock for a whole second at least, and a call must not end before that.
+fn call_timeout(engine: Engine) -> Duration {
+    Duration::from_millis(if engine == Engine::Mysql { 1300 } else { 500 })
+}
+
+/// Some delays are longer than a call may take.
+fn longest_delay(engine: Engine) -> Duration {
+    call_timeout(engine) * 7 / 5
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,13 +74,40 @@ async fn t2_a_cut_neither_loses_nor_doubles_the_outside_effects_of_a_batch() {
     attack(Engine::Postgres, Kind::LeaseBatch).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t1_a_cut_neither_loses_nor_doubles_an_atomic_effect_on_mariadb() {
+    attack(Engine::Mysql, Kind::Atomic).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t1_a_cut_neither_loses_nor_doubles_the_effects_of_an_atomic_batch_on_mariadb() {
+    attack(Engine::Mysql, Kind::AtomicBatch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t2_a_cut_neither_loses_nor_doubles_an_outside_effect_on_mariadb() {
+    attack(Engine::Mysql, Kind::Lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t2_a_cut_neither_loses_nor_doubles_the_outside_effects_of_a_batch_on_mariadb() {
+    attack(Engine::Mysql, Kind::LeaseBatch).await;
+}
+
 /// A pool of one connection, of which each answer vanishes in turn: also the one by which a connection that is given back
 /// shows that it lives. The store must get another one each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_that_vanishes_costs_the_pool_its_place() {
-    let place = Place::new(Engine::Postgres).await;
-    let relay = Relay::new(server_of(&place.address.store), || {}).await;
-    let store = connect(&through(&place.address.store, &relay), &options().max_connections(1)).await.expect("it works");
+    for engine in SERVERS {
+        no_answer_that_vanishes_costs_a_place(engine).await;
+    }
+}
+
+async fn no_answer_that_vanishes_costs_a_place(engine: Engine) {
+    let place = Place::new(engine).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
+    let store =
+        connect(&through(&place.address.store, &relay), &options(engine).max_connections(1)).await.expect("it works");
     let (consumer, keys) =
         (ConsumerName::new("nobody").expect("a name"), [EventKey::from_parts(["A"]).expect("a key")]);
     let reads = async || {
@@ -90,8 +132,14 @@ async fn no_answer_that_vanishes_costs_the_pool_its_place() {
 /// else each such connection of a pool would cost a call, long after the network is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_died_in_silence_costs_no_call() {
-    let place = Place::new(Engine::Postgres).await;
-    let relay = Relay::new(server_of(&place.address.store), || {}).await;
+    for engine in SERVERS {
+        no_silent_connection_costs_a_call(engine).await;
+    }
+}
+
+async fn no_silent_connection_costs_a_call(engine: Engine) {
+    let place = Place::new(engine).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
     let store = connect(&through(&place.address.store, &relay), &StoreOptions::default()).await.expect("it works");
     let (consumer, keys) =
         (ConsumerName::new("nobody").expect("a name"), [EventKey::from_parts(["A"]).expect("a key")]);
@@ -103,6 +151,59 @@ async fn a_connection_that_died_in_silence_costs_no_call() {
     assert!(relay.has_struck());
     relay.arm(None);
     store.close().await;
+}
+
+/// Nobody can tell a worker that has vanished from a slow one, so it keeps what it has locked, but only for as long as its
+/// transaction may be idle: one whose network is gone between two statements, and one that was in a statement.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l3_a_worker_that_vanishes_keeps_its_keys_no_longer_than_promised() {
+    let cases = SERVERS.into_iter().flat_map(|engine| [(engine, false), (engine, true)]);
+    join_all(cases.map(|(engine, in_statement)| keys_go_free(engine, in_statement))).await;
+}
+
+async fn keys_go_free(engine: Engine, in_statement: bool) {
+    const STATEMENT: Duration = Duration::from_secs(1);
+    let sleep_a_second = if engine == Engine::Mysql { "SELECT SLEEP(1)" } else { "SELECT pg_sleep(1)" };
+    let what = format!("{engine}, in a statement: {in_statement}");
+    let place = Place::new(engine).await;
+    let relay = Relay::new(server_of(&place.address.store)).await;
+    let store = connect(&through(&place.address.store, &relay), &options(engine)).await.expect("the store works");
+    let mut tx = store.begin().await.expect("the store works");
+    claim_in(&mut tx, &terms("vanishing"), &[request("A", 1)]).await.expect("the store works");
+    let since = SystemClock.monotonic();
+    // The first answer says that the statement is prepared.
+    relay.arm(Some(Plan { direction: Direction::ToClient, chunk: 1, fault: Fault::Blackhole(2 * PATIENCE) }));
+    let vanished = tokio::spawn(async move {
+        if in_statement {
+            let answer = tx.execute(sql(sleep_a_second)).await;
+            panic!("the network is back: {answer:?}");
+        }
+        // Nor does it come to an end by which the session would be closed.
+        std::future::pending::<()>().await;
+        drop(tx);
+    });
+
+    let other = connect(&place.address.store, &options(engine)).await.expect("the store works");
+    let asking = async {
+        loop {
+            match other.claim(&terms("vanishing"), &[request("A", 2)]).await {
+                Ok(answers) if matches!(answers[0].decision, Decision::Run(_)) => break,
+                Ok(answers) => assert!(matches!(answers[0].decision, Decision::InProgress { .. }), "{answers:?}"),
+                Err(error) => assert_eq!(error.kind(), StoreErrorKind::Contention, "{what}: {error:?}"),
+            }
+        }
+    };
+    timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("{what}: the key stays locked"));
+    let after = SystemClock.monotonic() - since;
+    let promised = if in_statement { STATEMENT + IDLE_TRANSACTION } else { IDLE_TRANSACTION };
+    // Else it was not locked, and this would show nothing.
+    assert!(after >= promised - Duration::from_millis(200), "{what}: free after {after:?}");
+    assert!(after < promised + Duration::from_secs(4), "{what}: free after {after:?}");
+    assert!(!vanished.is_finished(), "{what}");
+    assert!(!in_statement || relay.has_struck(), "{what}: nothing was sent");
+    tell(&format!("network: {what}: free after {after:?}"));
+    vanished.abort();
+    other.close().await;
 }
 
 /// What happened, summed over workers.
@@ -143,8 +244,8 @@ async fn attack(engine: Engine, kind: Kind) {
     assert!(total.faults() >= goal * WORKERS);
 
     // The server ends what a vanished worker left open, at the latest when its transaction was idle for too long.
-    place.sessions_end("state LIKE 'idle in transaction%'").await;
-    place.sessions_end("true").await;
+    place.is_at_rest().await;
+    place.sessions_end().await;
     let rows = place.rows().await;
     let jobs = i64::try_from(total.jobs).expect("a small number");
     let table = if kind.mode() == Mode::Atomic { "invoices" } else { "charges" };
@@ -183,15 +284,9 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
     let what = format!("{kind:?}, worker {number}, IDEM_TEST_SEED={}", seed());
     let mut random = StdRng::seed_from_u64(seed().wrapping_mul(1_000_003) ^ number);
     let world = World::new(&place.address.outside, number).await;
-    let in_statement = Arc::clone(&world.in_statement);
-    // Whether the fault came upon a handler's own statement.
-    let upon_handler = Arc::new(AtomicBool::new(false));
-    let (statement, struck) = (Arc::clone(&in_statement), Arc::clone(&upon_handler));
-    let relay = Relay::new(server_of(&place.address.store), move || {
-        struck.store(statement.load(Ordering::SeqCst), Ordering::SeqCst);
-    })
-    .await;
-    let store = connect(&through(&place.address.store, &relay), &options()).await.expect("the store works");
+    let unanswered = Arc::clone(&world.unanswered);
+    let relay = Relay::new(server_of(&place.address.store)).await;
+    let store = connect(&through(&place.address.store, &relay), &options(place.engine)).await.expect("the store works");
     let policy = Policy::default()
         .lease(LEASE)
         .max_run(if kind.mode() == Mode::Atomic { MAX_RUN } else { PATIENCE })
@@ -209,14 +304,14 @@ async fn work(place: &Place, kind: Kind, number: u64, goal: u64) -> Counts {
         assert!(turn < goal * 10 + 20, "{what}: the faults do not meet the messages");
         let orders = orders(kind, number, turn, &mut random);
         // The first ones show how many chunks there are to choose from.
-        let plan = (turn >= 2).then(|| plan(usual, &mut random));
-        in_statement.store(false, Ordering::SeqCst);
-        upon_handler.store(false, Ordering::SeqCst);
+        let plan = (turn >= 2).then(|| plan(place.engine, usual, &mut random));
         relay.arm(plan);
         let mut seen = Seen::default();
         let deliveries = orders.iter().map(|order| delivery(&guarded, order, &format!("turn {turn}"))).collect();
         drive(&format!("{what}, {plan:?}"), &guarded, deliveries, |delivery, outcome| {
-            let loses_its_try = upon_handler.load(Ordering::SeqCst) && silent(plan);
+            let is_unanswered =
+                unanswered.lock().expect("nothing panics while it is held").contains(delivery.key().as_str());
+            let loses_its_try = is_unanswered && silent(plan);
             seen.note(&format!("{what}, {plan:?}"), delivery.key(), outcome, loses_its_try);
         })
         .await;
@@ -252,13 +347,13 @@ fn orders(kind: Kind, worker: u64, turn: u64, random: &mut StdRng) -> Vec<Order>
     (0..several).map(|part| Order { id: format!("{worker}-{turn}-{part}"), takes, ..Order::default() }).collect()
 }
 
-fn plan(usual: [usize; 2], random: &mut StdRng) -> Plan {
+fn plan(engine: Engine, usual: [usize; 2], random: &mut StdRng) -> Plan {
     let direction = if random.random() { Direction::ToServer } else { Direction::ToClient };
     let fault = match random.random_range(0..10) {
         0..=1 => Fault::CutBefore,
         2..=3 => Fault::CutWithin,
         4..=6 => Fault::CutAfter,
-        7..=8 => Fault::Delay(Duration::from_millis(random.random_range(20..=LONGEST_DELAY))),
+        7..=8 => Fault::Delay(random.random_range(Duration::from_millis(20)..=longest_delay(engine))),
         _ => Fault::Blackhole(IDLE_TRANSACTION + Duration::from_millis(500)),
     };
     Plan { direction, chunk: random.random_range(0..usual[direction as usize]), fault }

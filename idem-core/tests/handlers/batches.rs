@@ -118,3 +118,48 @@ async fn t3_the_domains_constraint_completes_the_one_that_was_done_already() {
     let bookings: i64 = sqlx::query_scalar("SELECT count(*) FROM bookings").fetch_one(&pool).await.unwrap();
     assert_eq!(bookings, 8);
 }
+
+#[idempotent(key = "id", consumer = "booked-in-mariadb", domain_unique = "uq_bookings")]
+async fn booked_in_mariadb(events: Vec<Order>, pool: State<sqlx::MySqlPool>) -> Result<(), Failed> {
+    let mut tx = pool.begin().await?;
+    for event in &events {
+        sqlx::query("INSERT INTO bookings (id) VALUES (?)").bind(&event.id).execute(&mut *tx).await?;
+    }
+    if events.iter().any(|event| event.act == "never") {
+        return Err(Failed::Never);
+    }
+    tx.commit().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn r1_and_t3_of_a_batch_on_mariadb() {
+    let mariadb = subjects::mariadb().await;
+    let pool = mariadb.store.pool().clone();
+    let table = "CREATE TABLE bookings (id VARCHAR(100) NOT NULL, CONSTRAINT uq_bookings UNIQUE (id));
+        INSERT INTO bookings VALUES ('A-5')";
+    sqlx::raw_sql(table).execute(&pool).await.unwrap();
+    let guard = Guard::new(Arc::new(mariadb.store.clone())).state(pool.clone());
+    let guarded = guard.bind(booked_in_mariadb).unwrap();
+    let act = |number| if number == 11 { "never" } else { "" };
+    let orders: Vec<_> = (0..32).map(|number| order(&format!("A-{number}"), act(number))).collect();
+    let outcomes = run(&guarded, &orders).await;
+    for order in &orders {
+        let outcome = &outcomes[&order.id];
+        let status = "SELECT status FROM processed_jobs WHERE idempotency_key = ?";
+        let status: String = sqlx::query_scalar(status).bind(&order.id).fetch_one(&pool).await.unwrap();
+        match order.id.as_str() {
+            "A-11" => {
+                assert!(matches!(outcome, Outcome::Failed { attempt: 1, retry_in: None, .. }), "{outcome:?}");
+                assert_eq!(status, "FAILED");
+            }
+            id => {
+                let expected = (id == "A-5").then_some(AlreadyDone::Domain);
+                let Outcome::Completed { attempt: 1, already_done, .. } = outcome else { panic!("{id}: {outcome:?}") };
+                assert_eq!((*already_done, status.as_str()), (expected, "COMPLETED"), "{id}");
+            }
+        }
+    }
+    let bookings: i64 = sqlx::query_scalar("SELECT count(*) FROM bookings").fetch_one(&pool).await.unwrap();
+    assert_eq!(bookings, 31, "all but the bad one's");
+}

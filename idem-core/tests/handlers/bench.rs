@@ -11,6 +11,7 @@ use idem_core::store::Store;
 use idem_core::store::contract::Subject;
 use idem_core::{Classify, Delivery, Guard, Guarded, HeaderList, Outcome, Undecided};
 use serde::{Deserialize, Serialize};
+use sqlx::{MySqlPool, PgPool, SqlitePool};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -240,11 +241,32 @@ pub struct Bench {
     pub name: &'static str,
     pub store: Arc<dyn Store>,
     pub subject: Box<dyn Subject>,
+    direct: Direct,
+}
+
+/// A way to the database beside the guard.
+enum Direct {
+    None,
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+    Mysql(MySqlPool),
 }
 
 impl Bench {
-    fn of(name: &'static str, subject: impl Subject) -> Self {
-        Self { name, store: subject.store(), subject: Box::new(subject) }
+    fn of(name: &'static str, subject: impl Subject, direct: Direct) -> Self {
+        Self { name, store: subject.store(), subject: Box::new(subject), direct }
+    }
+
+    /// Runs statements, where there is SQL.
+    pub async fn execute(&self, text: &'static str) {
+        let text = sqlx::raw_sql(text);
+        match &self.direct {
+            Direct::None => return,
+            Direct::Sqlite(pool) => text.execute(pool).await.map(drop),
+            Direct::Postgres(pool) => text.execute(pool).await.map(drop),
+            Direct::Mysql(pool) => text.execute(pool).await.map(drop),
+        }
+        .expect("the statements work");
     }
 
     pub fn guard(&self) -> Guard {
@@ -253,13 +275,33 @@ impl Bench {
 }
 
 pub async fn memory() -> Bench {
-    Bench::of("memory", subjects::memory().await)
+    Bench::of("memory", subjects::memory().await, Direct::None)
+}
+
+/// A store in a file, and its URL.
+pub async fn sqlite() -> (Bench, String) {
+    let subject = subjects::sqlite().await;
+    let (url, direct) = (subject.folder.url(), Direct::Sqlite(subject.store.pool().clone()));
+    (Bench::of("SQLite", subject, direct), url)
+}
+
+/// A store in PostgreSQL, and its URL.
+pub async fn postgres() -> (Bench, String) {
+    let subject = subjects::postgres().await;
+    let (url, direct) = (subject.schema.url.clone(), Direct::Postgres(subject.store.pool().clone()));
+    (Bench::of("PostgreSQL", subject, direct), url)
+}
+
+/// A store in MariaDB, and its URL.
+pub async fn mariadb() -> (Bench, String) {
+    let subject = subjects::mariadb().await;
+    let (url, direct) = (subject.database.url.clone(), Direct::Mysql(subject.store.pool().clone()));
+    (Bench::of("MariaDB", subject, direct), url)
 }
 
 /// One of each engine.
 pub async fn each_engine() -> Vec<Bench> {
-    let (sqlite, postgres) = (subjects::sqlite().await, subjects::postgres().await);
-    vec![memory().await, Bench::of("SQLite", sqlite), Bench::of("PostgreSQL", postgres)]
+    vec![memory().await, sqlite().await.0, postgres().await.0, mariadb().await.0]
 }
 
 /// A row's status, attempts and last error.

@@ -13,7 +13,7 @@ use crate::bench::{
     self, Bench, Failed, Order, World, delivery, each_engine, is_completed, memory, order, round, run_child,
     until_ended,
 };
-use crate::subjects::{self, Folder, Schema, key, terms};
+use crate::subjects::{self, key, terms};
 use crate::watched::Watched;
 
 #[idempotent(key = "id", consumer = "careful", attempts = 3, backoff = "1ms..1ms", max_run = "60s")]
@@ -80,13 +80,10 @@ pub async fn work(Task { url }: Task) {
     }
 }
 
-async fn a_killer_runs_out_of_attempts(engine: Engine, url: &str) {
-    let task = bench::Task::Careful(Task { url: url.to_owned() });
-    let store = connect(url, &StoreOptions::default()).await.expect("the store works");
-    store.migrate().await.expect("the tables can be made");
-    let mut tx = store.begin().await.unwrap();
-    tx.execute(sql(EFFECTS)).await.unwrap();
-    tx.into_inner().commit().await.unwrap();
+async fn a_killer_runs_out_of_attempts((bench, url): (Bench, String)) {
+    let task = bench::Task::Careful(Task { url });
+    bench.execute(EFFECTS).await;
+    let (engine, store) = (bench.name, &bench.store);
     let mut kills = 0;
     while !run_child(&task).await {
         kills += 1;
@@ -112,25 +109,20 @@ async fn a_killer_runs_out_of_attempts(engine: Engine, url: &str) {
 
 #[tokio::test]
 async fn c2_a_message_that_kills_its_process_runs_out_of_attempts_on_sqlite() {
-    let folder = Folder::new();
-    a_killer_runs_out_of_attempts(Engine::Sqlite, &folder.url()).await;
+    a_killer_runs_out_of_attempts(bench::sqlite().await).await;
 }
 
 #[tokio::test]
 async fn c2_a_message_that_kills_its_process_runs_out_of_attempts_on_postgres() {
-    let schema = Schema::new().await;
-    a_killer_runs_out_of_attempts(Engine::Postgres, &schema.url).await;
+    a_killer_runs_out_of_attempts(bench::postgres().await).await;
+}
+
+#[tokio::test]
+async fn c2_a_message_that_kills_its_process_runs_out_of_attempts_on_mariadb() {
+    a_killer_runs_out_of_attempts(bench::mariadb().await).await;
 }
 
 // ---- attempts
-
-async fn with_effects(bench: &Bench) {
-    if bench.name != "memory" {
-        let mut tx = bench.store.begin().await.unwrap();
-        tx.execute(sql(EFFECTS)).await.unwrap();
-        tx.into_inner().commit().await.unwrap();
-    }
-}
 
 #[tokio::test]
 async fn a_run_that_is_dropped_has_counted_its_attempt() {
@@ -155,7 +147,7 @@ async fn a_run_that_is_dropped_has_counted_its_attempt() {
 #[tokio::test]
 async fn a_careful_run_is_a_run_like_others() {
     for bench in each_engine().await {
-        with_effects(&bench).await;
+        bench.execute(EFFECTS).await;
         let world = World::default();
         let guarded = bind(Arc::clone(&bench.store), &world);
         let outcome = run_one_with_care(&guarded, &order("A", "")).await;
@@ -171,7 +163,7 @@ async fn a_careful_run_is_a_run_like_others() {
 #[tokio::test]
 async fn r2_a_failure_counts_once() {
     for bench in each_engine().await {
-        with_effects(&bench).await;
+        bench.execute(EFFECTS).await;
         let guarded = bind(Arc::clone(&bench.store), &World::default());
         let mut tries = Vec::new();
         let error = loop {
@@ -190,7 +182,7 @@ async fn r2_a_failure_counts_once() {
 #[tokio::test]
 async fn a_careful_run_that_is_stopped_gives_its_claim_and_its_attempt_back() {
     for bench in each_engine().await {
-        with_effects(&bench).await;
+        bench.execute(EFFECTS).await;
         let world = World::default();
         let guarded = bind(Arc::clone(&bench.store), &world);
         let stop = CancellationToken::new();

@@ -10,7 +10,7 @@ use idem_core::{
     AlreadyDone, CompleteError, FailureKind, Guard, Guarded, Job, Outcome, Policy, State, Undecided, idempotent,
 };
 use serde::{Deserialize, Serialize};
-use sqlx::{PgConnection, PgPool, SqlitePool};
+use sqlx::{MySqlPool, PgConnection, PgPool, SqlitePool};
 
 use crate::bench::{
     self, Failed, Order, PATIENCE, World, delivery, execute, is_completed, number, order, postgres_row, round, run,
@@ -464,6 +464,93 @@ async fn t1_on_sqlite_too() {
         let effects: i64 = sqlx::query_scalar(count).bind(&id).fetch_one(&pool).await.unwrap();
         assert_eq!(effects, 1, "{act}");
     }
+}
+
+// ---- MariaDB
+
+#[idempotent(key = "id", consumer = "in-mariadb", attempts = 2, backoff = "1ms..1ms", domain_unique = "uq_refs")]
+async fn in_mariadb(
+    event: Order,
+    job: &Job,
+    pool: State<MySqlPool>,
+    world: State<World>,
+    told: State<Told>,
+) -> Result<(), Failed> {
+    world.begins(&event.id);
+    if event.act == "gate" {
+        world.passes_gate().await;
+    }
+    let mut tx = pool.begin().await?;
+    sqlx::query("INSERT INTO ledger (id) VALUES (?)").bind(&event.id).execute(&mut *tx).await?;
+    if let Err(error) = job.complete_in(&mut *tx).await {
+        told.lost.store(matches!(error, CompleteError::LeaseLost), Ordering::SeqCst);
+        return Err(error.into());
+    }
+    match event.act.as_str() {
+        "roll back" if job.attempt() == 1 => Err(Failed::Again),
+        "forget" if job.attempt() == 1 => Ok(()),
+        "refused" => {
+            sqlx::query("INSERT INTO refs VALUES ('taken')").execute(&mut *tx).await?;
+            Ok(tx.commit().await?)
+        }
+        _ => Ok(tx.commit().await?),
+    }
+}
+
+#[tokio::test]
+async fn t1_on_mariadb_too() {
+    let mariadb = subjects::mariadb().await;
+    let pool = mariadb.store.pool().clone();
+    let tables = "CREATE TABLE ledger (id VARCHAR(100) NOT NULL);
+        CREATE TABLE refs (id VARCHAR(100), CONSTRAINT uq_refs UNIQUE (id));
+        INSERT INTO refs VALUES ('taken')";
+    sqlx::raw_sql(tables).execute(&pool).await.unwrap();
+    let (world, told) = (World::default(), Told::default());
+    let guard = Guard::new(mariadb.store()).state(pool.clone()).state(world.clone()).state(told.clone());
+    let guard = guard.policy(Policy::default().lease(LONG));
+    let guarded = guard.bind(in_mariadb).unwrap();
+    let has = async |id: &str, status: &str, attempts: i64, effects: i64| {
+        let row = "SELECT status, CAST(attempts AS SIGNED) FROM processed_jobs WHERE idempotency_key = ?";
+        let row: (String, i64) = sqlx::query_as(row).bind(id).fetch_one(&pool).await.unwrap();
+        let count = "SELECT count(*) FROM ledger WHERE id = ?";
+        let counted: i64 = sqlx::query_scalar(count).bind(id).fetch_one(&pool).await.unwrap();
+        assert_eq!((row.0.as_str(), row.1, counted), (status, attempts, effects), "{id}");
+    };
+    for (act, attempts) in [("", 1), ("roll back", 2), ("forget", 2)] {
+        let id = format!("A {act}");
+        let ended = until_ended(&guarded, vec![delivery(&guarded, &order(&id, act))]).await;
+        assert!(
+            matches!(ended[&id], Outcome::Completed { attempt, .. } if i64::from(attempt) == attempts),
+            "{ended:?}"
+        );
+        has(&id, "COMPLETED", attempts, 1).await;
+    }
+    // The domain's constraint completes the job although its transaction is refused (T3).
+    let refused = run_one(&guarded, &order("refused", "refused")).await;
+    assert!(matches!(refused, Outcome::Completed { already_done: Some(AlreadyDone::Domain), .. }), "{refused:?}");
+    has("refused", "COMPLETED", 1, 0).await;
+
+    // Whoever lost the job loses its effect too (C5).
+    let runs = world.runs().len();
+    let begins = || {
+        let guarded = guarded.clone();
+        tokio::spawn(async move { run_one(&guarded, &order("late", "gate")).await })
+    };
+    let late = begins();
+    world.has_begun(runs + 1).await;
+    mariadb.pass(LONG).await;
+    let second = begins();
+    world.has_begun(runs + 2).await;
+    // Whoever waits first goes first, and that is the late one: it finds that the job is another's.
+    world.open_gate(1);
+    let late = late.await.unwrap();
+    assert!(matches!(late, Outcome::LeaseLost), "{late:?}");
+    assert!(told.lost.load(Ordering::SeqCst), "it was told so by complete_in");
+    has("late", "PROCESSING", 2, 0).await;
+    world.open_gate(1);
+    let second = second.await.unwrap();
+    assert!(matches!(second, Outcome::Completed { attempt: 2, takeover: true, .. }), "{second:?}");
+    has("late", "COMPLETED", 2, 1).await;
 }
 
 #[tokio::test]

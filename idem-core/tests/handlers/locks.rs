@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use idem_core::machine::State as RowState;
 use idem_core::store::contract::Subject;
-use idem_core::store::{PgStore, StoreOptions};
+use idem_core::store::{MysqlStore, PgStore, StoreOptions};
 use idem_core::{Clock, Guard, Guarded, Job, Outcome, State, SystemClock, Undecided, idempotent};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{MySqlConnection, MySqlPool, PgConnection, PgPool};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -450,4 +450,64 @@ async fn l5_a_takeover_takes_the_lock_along() {
     let taken = taken.await.unwrap();
     assert!(matches!(taken, Outcome::Completed { attempt: 2, takeover: true, .. }), "{taken:?}");
     assert!(is_completed(&run_one(&second, &order_on("1", "B", "")).await));
+}
+
+// ---- MariaDB
+
+/// As [`add_one`], which is for one kind of connection.
+async fn add_one_in_mariadb(event: &Order, connection: &mut MySqlConnection, world: &World) -> Result<(), Failed> {
+    world.begins(&event.id);
+    let _inside = world.enter(&event.account);
+    let read = "SELECT balance FROM accounts WHERE id = ?";
+    let balance: i64 = sqlx::query_scalar(read).bind(&event.account).fetch_one(&mut *connection).await?;
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    let write = "UPDATE accounts SET balance = ? WHERE id = ?";
+    sqlx::query(write).bind(balance + 1).bind(&event.account).execute(connection).await?;
+    Ok(())
+}
+
+#[idempotent(key = "id", consumer = "transfer", lock = "account", lease = "60s")]
+async fn transfer_in_mariadb(event: Order, pool: State<MySqlPool>, world: State<World>) -> Result<(), Failed> {
+    let mut connection = pool.acquire().await?;
+    add_one_in_mariadb(&event, &mut connection, &world).await
+}
+
+#[idempotent(key = "id", consumer = "posting", lock = "account", lease = "60s")]
+async fn posting_in_mariadb(event: Order, tx: &mut MySqlConnection, world: State<World>) -> Result<(), Failed> {
+    add_one_in_mariadb(&event, tx, &world).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l5_transactions_and_leases_exclude_each_other_on_mariadb() {
+    let mariadb = subjects::mariadb().await;
+    let url = &mariadb.database.url;
+    let pool = sqlx::mysql::MySqlPoolOptions::new().max_connections(20).acquire_timeout(PATIENCE);
+    let pool = pool.connect_lazy(url).expect("a URL");
+    let accounts = "CREATE TABLE accounts (id VARCHAR(100) PRIMARY KEY, balance BIGINT NOT NULL);
+        INSERT INTO accounts VALUES ('1', 0), ('2', 0), ('3', 0)";
+    sqlx::raw_sql(accounts).execute(&pool).await.unwrap();
+    let other = MysqlStore::connect(url, &StoreOptions::default()).await.expect("MariaDB answers");
+    let world = World::default();
+    let mut batches = Vec::new();
+    for (worker, store) in [mariadb.store.clone(), other].into_iter().enumerate() {
+        let guard = Guard::new(Arc::new(store)).state(world.clone()).state(pool.clone());
+        for (kind, guarded) in
+            [("posting", guard.bind(posting_in_mariadb)), ("transfer", guard.bind(transfer_in_mariadb))]
+        {
+            let guarded = guarded.unwrap();
+            for batch in 0..4 {
+                let orders = (0..6).map(|number| {
+                    // Each batch names its locks in another order, and each of them twice.
+                    let account = ACCOUNTS[(number * (worker + 1) + batch) % 3];
+                    order_on(account, &format!("{worker}-{kind}-{batch}-{number}"), "")
+                });
+                batches.push((guarded.clone(), orders.collect()));
+            }
+        }
+    }
+    all_complete(batches).await;
+    let sum = "SELECT CAST(sum(balance) AS SIGNED) FROM accounts";
+    assert_eq!(sqlx::query_scalar::<_, i64>(sum).fetch_one(&pool).await.unwrap(), 96, "no update is lost");
+    let most = "SELECT CAST(max(attempts) AS SIGNED) FROM processed_jobs";
+    assert_eq!(sqlx::query_scalar::<_, i64>(most).fetch_one(&pool).await.unwrap(), 1, "waiting costs no attempt");
 }

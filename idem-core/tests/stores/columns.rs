@@ -28,6 +28,15 @@ macro_rules! on_every_engine {
                 }
             )+
         }
+
+        mod mariadb {
+            $(
+                #[tokio::test]
+                async fn $check() {
+                    super::$check(&crate::subjects::mariadb().await).await;
+                }
+            )+
+        }
     };
 }
 

@@ -315,6 +315,21 @@ impl Database {
         let (server, _) = server.rsplit_once('/').expect("the address ends in a database");
         Self { url: format!("{server}/{name}"), name }
     }
+
+    /// The user of [`url_of_user`](Self::url_of_user), who is dropped with the database. MySQL's names are this short.
+    pub fn user(&self) -> &str {
+        &self.name[..30]
+    }
+
+    /// The same for a new user of its own, who may do anything in it and nothing elsewhere.
+    pub async fn url_of_user(&self) -> String {
+        let (name, user) = (&self.name, self.user());
+        let make = format!("CREATE USER {user}@'%'; GRANT ALL ON {name}.* TO {user}@'%'");
+        run_on_mariadb(&mariadb_url(), make).await;
+        let (scheme, rest) = self.url.split_once("://").expect("a URL");
+        let server = rest.rsplit_once('@').map_or(rest, |(_, server)| server);
+        format!("{scheme}://{user}@{server}")
+    }
 }
 
 /// Runs statements on a connection of their own.
@@ -328,7 +343,9 @@ pub async fn run_on_mariadb(url: &str, text: String) {
 #[cfg(feature = "mysql")]
 impl Drop for Database {
     fn drop(&mut self) {
-        let drop_it = format!("SET lock_wait_timeout = 5; DROP DATABASE IF EXISTS {}", self.name);
+        let (name, user) = (&self.name, self.user());
+        let drop_it =
+            format!("SET lock_wait_timeout = 5; DROP DATABASE IF EXISTS {name}; DROP USER IF EXISTS {user}@'%'");
         // A runtime cannot wait for another inside of it, but a thread can.
         let dropping = std::thread::spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
@@ -420,6 +437,33 @@ impl Subject for MariadbSubject {
                 .await
                 .expect("the row is there");
             u64::try_from(count).expect("a count")
+        }
+        .boxed()
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Readable for MariadbSubject {
+    fn column<'a>(&'a self, key: &'a str, column: &'a str) -> BoxFuture<'a, Option<String>> {
+        async move {
+            let text = format!(
+                "SELECT CONVERT(CAST({column} AS BINARY) USING utf8mb4) FROM processed_jobs WHERE idempotency_key = ?"
+            );
+            let query = sqlx::query_scalar(AssertSqlSafe(text)).bind(key);
+            query.fetch_one(self.store.pool()).await.expect("the row is there")
+        }
+        .boxed()
+    }
+
+    fn long_ago(&self) -> BoxFuture<'_, ()> {
+        async {
+            // A transaction, since the server's default may be not to commit by itself.
+            let mut tx = self.store.pool().begin().await.expect("MariaDB answers");
+            sqlx::query("UPDATE processed_jobs SET created_at = '1970-01-02', updated_at = '1970-01-02'")
+                .execute(&mut *tx)
+                .await
+                .expect("the tables are there");
+            tx.commit().await.expect("MariaDB answers");
         }
         .boxed()
     }

@@ -1,7 +1,6 @@
 //! The four kinds of handlers: effect in the guard's transaction or outside, one message or a batch.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,15 +29,15 @@ pub struct Order {
 pub struct World {
     pub outside: Sql,
     pub worker: u64,
-    /// A handler's own statement is under way in the guard's transaction.
-    pub in_statement: Arc<AtomicBool>,
+    /// The orders whose own statement in the guard's transaction got no answer while their handler lived.
+    pub unanswered: Arc<Mutex<HashSet<String>>>,
     /// The fences under which jobs ran last.
     pub fences: Arc<Mutex<HashMap<String, i64>>>,
 }
 
 impl World {
     pub async fn new(outside: &str, worker: u64) -> Self {
-        Self { outside: Sql::open(outside).await, worker, in_statement: Arc::default(), fences: Arc::default() }
+        Self { outside: Sql::open(outside).await, worker, unanswered: Arc::default(), fences: Arc::default() }
     }
 }
 
@@ -84,10 +83,26 @@ pub async fn lease_batch(events: Vec<Order>, jobs: &[Job], world: State<World>) 
 
 async fn invoice(event: &Order, job: &Job, tx: &mut Tx, world: &World) -> Result<(), Failed> {
     trouble(event, job).await;
-    world.in_statement.store(true, Ordering::SeqCst);
-    tx.execute(sql("INSERT INTO invoices (id) VALUES ($1)").bind(&event.id)).await?;
-    world.in_statement.store(false, Ordering::SeqCst);
+    let mut sent = Sent { world, id: &event.id, is_answered: false };
+    let answer = tx.execute(sql("INSERT INTO invoices (id) VALUES ($1)").bind(&event.id)).await;
+    sent.is_answered = true;
+    answer?;
     if event.fails_once && job.attempt() == 1 { Err(Failed::Once) } else { Ok(()) }
+}
+
+/// A statement that was sent. Dropped, it had no answer, not even an error.
+struct Sent<'a> {
+    world: &'a World,
+    id: &'a str,
+    is_answered: bool,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.world.unanswered.lock().expect("nothing panics while it is held").insert(self.id.to_owned());
+        }
+    }
 }
 
 async fn called(job: &Job, world: &World) -> Result<(), Failed> {

@@ -20,15 +20,16 @@ use idem_core::{Delivery, Guarded, Outcome, Undecided};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
+use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::subjects::{Folder, Schema, postgres_url};
+use self::subjects::{Database, Folder, Schema, mariadb_url, postgres_url};
 
 /// Every engine that keeps rows beyond a process.
-pub const ENGINES: [Engine; 2] = [Engine::Sqlite, Engine::Postgres];
+pub const ENGINES: [Engine; 3] = [Engine::Sqlite, Engine::Postgres, Engine::Mysql];
 
 /// Within which anything that must happen happens, also on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,6 +63,7 @@ pub struct Place {
 enum Kept {
     Folder { _folder: Folder },
     Schema { _schema: Schema },
+    Database { _database: Database },
 }
 
 impl Place {
@@ -81,6 +83,14 @@ impl Place {
                 let outside = schema.url.replace("application_name=", "application_name=outside_");
                 let address = Address { store: schema.url.clone(), outside };
                 Self { engine, address, sessions, _kept: Kept::Schema { _schema: schema } }
+            }
+            Engine::Mysql => {
+                let database = Database::new().await;
+                let sessions = database.user().to_owned();
+                // Another user than the store's, so that the store's sessions can be looked for. The store's may do what
+                // an application's user may, and nothing beyond its database.
+                let address = Address { store: database.url_of_user().await, outside: database.url.clone() };
+                Self { engine, address, sessions, _kept: Kept::Database { _database: database } }
             }
             other => panic!("{other} keeps nothing beyond a process"),
         };
@@ -108,7 +118,7 @@ impl Place {
     pub async fn rows(&self) -> Sql {
         match self.engine {
             // The store's sessions are counted, so this one must not look like them.
-            Engine::Postgres => self.outside().await,
+            Engine::Postgres | Engine::Mysql => self.outside().await,
             _ => Sql::open(&self.address.store).await,
         }
     }
@@ -121,33 +131,51 @@ impl Place {
         match self.engine {
             Engine::Postgres => {
                 let open = "state LIKE 'idle in transaction%' OR (state = 'active' AND xact_start IS NOT NULL)";
-                self.sessions_end(open).await;
+                self.no_session_is(open).await;
             }
-            _ => {
-                let rows = self.rows().await;
-                let free = async {
-                    while let Err(error) = rows.run("BEGIN IMMEDIATE; ROLLBACK").await {
-                        eprintln!("the writer is not free: {error}");
-                        sleep(Duration::from_millis(20)).await;
-                    }
-                };
-                timeout(PATIENCE, free).await.expect("a transaction stays open");
-                rows.close().await;
+            Engine::Mysql => {
+                self.no_session_is("command <> 'Sleep'").await;
+                // The lists of transactions are up to date only for one who seldom looks. A table that a transaction has
+                // touched, if only to read, cannot be locked.
+                let tables = "processed_jobs WRITE, job_locks WRITE, invoices WRITE";
+                self.becomes_free(&format!("LOCK TABLES {tables} NOWAIT; UNLOCK TABLES")).await;
             }
+            _ => self.becomes_free("BEGIN IMMEDIATE; ROLLBACK").await,
         }
     }
 
-    /// Waits until no session of the store's is as `what` says, where there are sessions.
+    /// Waits until statements work that an open transaction is in the way of.
+    async fn becomes_free(&self, statements: &str) {
+        let rows = self.rows().await;
+        let mut last = None;
+        let free = async {
+            while let Err(error) = rows.run(statements).await {
+                last = Some(error);
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let freed = timeout(PATIENCE, free).await;
+        assert!(freed.is_ok(), "a transaction stays open: {last:?}");
+        rows.close().await;
+    }
+
+    /// Waits until the store has no session any more, where there are sessions.
     ///
     /// # Panics
     /// One stays.
-    pub async fn sessions_end(&self, what: &str) {
-        if self.engine != Engine::Postgres {
-            return;
-        }
-        let rows = Sql::open(&postgres_url()).await;
-        let count =
-            format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND ({what})", self.sessions);
+    pub async fn sessions_end(&self) {
+        self.no_session_is("0 = 0").await;
+    }
+
+    /// Waits until no session of the store's is as `what` says.
+    async fn no_session_is(&self, what: &str) {
+        let (url, list) = match self.engine {
+            Engine::Postgres => (postgres_url(), "pg_stat_activity WHERE application_name"),
+            Engine::Mysql => (mariadb_url(), "information_schema.processlist WHERE user"),
+            _ => return,
+        };
+        let rows = Sql::open(&url).await;
+        let count = format!("SELECT count(*) FROM {list} = '{}' AND ({what})", self.sessions);
         let ending = async {
             while rows.number(&count).await > 0 {
                 sleep(Duration::from_millis(2)).await;
@@ -162,6 +190,7 @@ impl Place {
 pub enum Sql {
     Sqlite(SqlitePool),
     Postgres(PgPool),
+    Mysql(MySqlPool),
 }
 
 impl Sql {
@@ -176,6 +205,10 @@ impl Sql {
                     .synchronous(sqlx::sqlite::SqliteSynchronous::Off)
                     .busy_timeout(PATIENCE);
                 Self::Sqlite(SqlitePoolOptions::new().max_connections(1).connect_lazy_with(target))
+            }
+            Some("mysql") => {
+                let pool = MySqlPoolOptions::new().max_connections(4).acquire_timeout(PATIENCE);
+                Self::Mysql(pool.connect_lazy(url).expect("a URL"))
             }
             _ => {
                 let pool = PgPoolOptions::new().max_connections(4).acquire_timeout(PATIENCE);
@@ -193,6 +226,7 @@ impl Sql {
         match self {
             Self::Sqlite(pool) => text.execute(pool).await.map(drop),
             Self::Postgres(pool) => text.execute(pool).await.map(drop),
+            Self::Mysql(pool) => text.execute(pool).await.map(drop),
         }
     }
 
@@ -204,6 +238,10 @@ impl Sql {
                 let wide = format!("SELECT CAST(({query}) AS bigint)");
                 sqlx::query_scalar(AssertSqlSafe(wide)).fetch_one(pool).await
             }
+            Self::Mysql(pool) => {
+                let whole = format!("SELECT CAST(({query}) AS SIGNED)");
+                sqlx::query_scalar(AssertSqlSafe(whole)).fetch_one(pool).await
+            }
         };
         number.unwrap_or_else(|error| panic!("{query}: {error}"))
     }
@@ -213,6 +251,11 @@ impl Sql {
         let texts = match self {
             Self::Sqlite(pool) => sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(pool).await,
             Self::Postgres(pool) => sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(pool).await,
+            Self::Mysql(pool) => {
+                // Keys are bytes there.
+                let bytes = sqlx::query_scalar::<_, Vec<u8>>(AssertSqlSafe(query.to_owned())).fetch_all(pool).await;
+                bytes.map(|rows| rows.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect())
+            }
         };
         texts.unwrap_or_else(|error| panic!("{query}: {error}"))
     }
@@ -222,14 +265,18 @@ impl Sql {
     /// # Errors
     /// The engine's.
     pub async fn charge(&self, downstream_key: &str, job: &str) -> Result<(), sqlx::Error> {
-        self.run(format!("INSERT INTO charges (id, job) VALUES ('{downstream_key}', '{job}') ON CONFLICT DO NOTHING"))
-            .await
+        let (insert, at_most_once) = match self {
+            Self::Sqlite(_) | Self::Postgres(_) => ("INSERT", "ON CONFLICT DO NOTHING"),
+            Self::Mysql(_) => ("INSERT IGNORE", ""),
+        };
+        self.run(format!("{insert} INTO charges (id, job) VALUES ('{downstream_key}', '{job}') {at_most_once}")).await
     }
 
     pub async fn close(&self) {
         match self {
             Self::Sqlite(pool) => pool.close().await,
             Self::Postgres(pool) => pool.close().await,
+            Self::Mysql(pool) => pool.close().await,
         }
     }
 }

@@ -55,22 +55,22 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay to `host:port`. `on_strike` is called at the instant of each fault.
-    pub async fn new(server: &str, on_strike: impl Fn() + Send + Sync + 'static) -> Self {
+    /// A relay to `host:port`.
+    pub async fn new(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a free port");
         let port = listener.local_addr().expect("it is bound").port();
         let watch = Arc::new(Mutex::new(Watch::default()));
-        let (server, on_strike) = (server.to_owned(), Arc::new(on_strike));
+        let server = server.to_owned();
         let mut tasks = JoinSet::new();
         let shared = Arc::clone(&watch);
         tasks.spawn(async move {
             // Dropped with this task, and all connections with it.
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let (server, shared, on_strike) = (server.clone(), Arc::clone(&shared), Arc::clone(&on_strike));
+                let (server, shared) = (server.clone(), Arc::clone(&shared));
                 connections.spawn(async move {
                     if let Ok(server) = TcpStream::connect(server).await {
-                        relay(client, server, &shared, &*on_strike).await;
+                        relay(client, server, &shared).await;
                     }
                 });
                 while connections.try_join_next().is_some() {}
@@ -109,14 +109,14 @@ fn strikes(watch: &Mutex<Watch>, direction: Direction) -> Option<Fault> {
     Some(plan.fault)
 }
 
-async fn relay(client: TcpStream, server: TcpStream, watch: &Mutex<Watch>, on_strike: &(dyn Fn() + Send + Sync)) {
+async fn relay(client: TcpStream, server: TcpStream, watch: &Mutex<Watch>) {
     // The databases' own clients do the same; else the relay's delays would be Nagle's.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let cut = CancellationToken::new();
-    let up = pump(from_client, to_server, Direction::ToServer, watch, on_strike, &cut);
-    let down = pump(from_server, to_client, Direction::ToClient, watch, on_strike, &cut);
+    let up = pump(from_client, to_server, Direction::ToServer, watch, &cut);
+    let down = pump(from_server, to_client, Direction::ToClient, watch, &cut);
     tokio::select! {
         () = cut.cancelled() => {}
         // Each way ends by itself: what is late still arrives after the other side has gone.
@@ -129,15 +129,11 @@ async fn pump(
     mut to: OwnedWriteHalf,
     direction: Direction,
     watch: &Mutex<Watch>,
-    on_strike: &(dyn Fn() + Send + Sync),
     cut: &CancellationToken,
 ) {
     let mut chunk = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         let fault = strikes(watch, direction);
-        if fault.is_some() {
-            on_strike();
-        }
         let passes = match fault {
             Some(Fault::CutBefore) => 0,
             Some(Fault::CutWithin) => length / 2,
