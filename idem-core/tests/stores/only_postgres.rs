@@ -260,6 +260,166 @@ async fn a_claim_that_waited_has_its_whole_lease() {
     assert_eq!(state(&subject.store, &terms.consumer, "a").await, answer.state);
 }
 
+/// A transaction may be old when it claims: what counts is the clock at the claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_transaction_claims_by_the_clock() {
+    let subject = postgres().await;
+    let (store, terms) = (&subject.store, terms("old"));
+    store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+    let mut tx = store.begin().await.expect("the store works");
+    claim_in(&mut tx, &terms, &[request("begun", 2)]).await.expect("the store works");
+    // The lease ends now, which is after the transaction has begun.
+    run(store, "UPDATE processed_jobs SET locked_until = clock_timestamp(), updated_at = clock_timestamp()").await;
+    let ended: i64 = micros(store, "locked_until", "a").await;
+    let answers = claim_in(&mut tx, &terms, &[request("a", 3), request("b", 4)]).await.expect("the store works");
+    assert!(answers.iter().all(|answer| is_run(answer.decision)), "{answers:?}");
+    commit(tx).await.expect("the store works");
+    for (column, key) in [("updated_at", "a"), ("created_at", "b"), ("completed_at", "b")] {
+        assert!(micros(store, column, key).await > ended, "{column} of {key} is from before the claim");
+    }
+}
+
+async fn micros(store: &PgStore, column: &str, key: &str) -> i64 {
+    let text = format!("SELECT (extract(epoch FROM {column}) * 1000000)::bigint FROM processed_jobs");
+    let query = sqlx::query_scalar(AssertSqlSafe(format!("{text} WHERE idempotency_key = $1")));
+    query.bind(key).fetch_one(store.pool()).await.expect("the row is there")
+}
+
+/// A holder's write that had to wait for somebody else's starts from what that one has left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_waited_starts_from_the_row_as_it_is_then() {
+    for (change, is_lost, left) in [
+        ("token = '00000000-0000-0000-0000-000000000009'", true, "PROCESSING 1 1"),
+        ("fence = 7", false, "FAILED 7 1"),
+        ("attempts = 3", false, "FAILED 1 3"),
+        ("status = 'COMPLETED', locked_until = NULL", true, "COMPLETED 1 1"),
+        ("status = 'RECEIVED', locked_until = NULL, token = NULL", true, "RECEIVED 1 1"),
+    ] {
+        let subject = postgres().await;
+        let (store, terms) = (subject.store.clone(), terms("waited-write"));
+        store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+        let mut other = store.pool().begin().await.expect("PostgreSQL answers");
+        let text = format!("UPDATE processed_jobs SET {change}");
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *other).await.expect("the statement works");
+        let failing = tokio::spawn({
+            let store = store.clone();
+            let (key, token) = (key("a"), Token(Uuid::from_u128(1)));
+            async move { store.fail(&terms, &[FailedTry { key, token, retry: Retry::Never, error: String::new() }]).await }
+        });
+        until("the failure waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        other.commit().await.expect("PostgreSQL answers");
+        let written = failing.await.expect("no panic").expect("the store works");
+        assert_eq!(written[0].fenced == Fenced::LeaseLost, is_lost, "{change}");
+        let found: String = sqlx::query_scalar("SELECT concat_ws(' ', status, fence, attempts) FROM processed_jobs")
+            .fetch_one(store.pool())
+            .await
+            .expect("the row is there");
+        assert_eq!(found, left, "{change}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_that_waited_for_another_change_counts_anew() {
+    let subject = postgres().await;
+    let (store, terms) = (subject.store.clone(), Terms { lease: Duration::from_secs(4), ..terms("waited-renewal") });
+    store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+    let mut other = store.pool().begin().await.expect("PostgreSQL answers");
+    sqlx::query("UPDATE processed_jobs SET locked_until = locked_until + interval '1 millisecond'")
+        .execute(&mut *other)
+        .await
+        .expect("the statement works");
+    let renewing = tokio::spawn({
+        let (store, terms) = (store.clone(), terms.clone());
+        async move { store.renew(&terms, &[(key("a"), Token(Uuid::from_u128(1)))]).await }
+    });
+    until("the renewal waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+    let waited: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+        .fetch_one(&mut *other)
+        .await
+        .expect("PostgreSQL answers");
+    other.commit().await.expect("PostgreSQL answers");
+    assert_eq!(renewing.await.expect("no panic").expect("the store works"), [Fenced::Applied]);
+    let begins = micros(&store, "locked_until - interval '4 s'", "a").await;
+    assert!(begins > waited, "it counts from {} µs before the end of the wait", waited - begins);
+}
+
+/// A batch reads its rows together and writes them one by one. What comes between must be seen: here the first write is
+/// held up while the second row changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_changes_between_reading_and_writing_is_looked_at_again() {
+    let subject = postgres().await;
+    let (store, terms) = (subject.store.clone(), terms("between"));
+    run(
+        &store,
+        "CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             PERFORM pg_advisory_xact_lock(hashtext(current_schema()));
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER hold_up BEFORE UPDATE ON processed_jobs
+         FOR EACH ROW WHEN (OLD.idempotency_key = 'a') EXECUTE FUNCTION hold_up()",
+    )
+    .await;
+    store.claim(&terms, &[request("a", 1), request("b", 1)]).await.expect("the store works");
+
+    const RECEIVED: &str = "status = 'RECEIVED', token = NULL, locked_until = NULL, fence = 1, attempts = 1";
+    const LAPSED: &str = "status = 'PROCESSING', token = '00000000-0000-0000-0000-000000000001', fence = 1,
+                          locked_until = 'epoch', next_attempt_at = NULL, failure_kind = NULL";
+    const DUE: &str = "status = 'FAILED', token = NULL, locked_until = NULL, attempts = 1,
+                       failure_kind = 'transient', next_attempt_at = 'epoch'";
+    let is_run_of = |attempt: u32, fence: i64| move |decision: Decision| matches!(decision, Decision::Run(run) if (run.attempt, run.fence) == (attempt, fence));
+    let token = "00000000-0000-0000-0000-000000000008";
+    let cases: [(&str, String, Box<dyn Fn(Decision) -> bool>); 8] = [
+        (RECEIVED, "status = 'COMPLETED'".into(), Box::new(|decision| decision == Decision::Duplicate)),
+        (RECEIVED, "fence = 7".into(), Box::new(is_run_of(2, 8))),
+        (RECEIVED, "attempts = 3".into(), Box::new(is_run_of(4, 2))),
+        (
+            LAPSED,
+            "attempts = 1, locked_until = clock_timestamp() + interval '1 hour'".into(),
+            Box::new(|decision| matches!(decision, Decision::InProgress { .. })),
+        ),
+        // Its tries are used up, and the row goes on naming the last claim.
+        (LAPSED, format!("attempts = 5, token = '{token}'"), Box::new(|decision| decision == Decision::Exhausted)),
+        (
+            DUE,
+            "next_attempt_at = clock_timestamp() + interval '1 hour'".into(),
+            Box::new(|decision| matches!(decision, Decision::NotDue { .. })),
+        ),
+        (
+            DUE,
+            "failure_kind = 'terminal', next_attempt_at = NULL".into(),
+            Box::new(|decision| decision == Decision::Exhausted),
+        ),
+        (RECEIVED, "payload_hash = payload_hash".into(), Box::new(is_run_of(2, 2))),
+    ];
+    for (number, (before, change, is_right)) in (10..).zip(cases) {
+        // The number of tries is the same before and after, where it is not what changes.
+        let tries = if change.contains("attempts = 5") { ", attempts = 5" } else { "" };
+        let tries = if before == LAPSED && tries.is_empty() { ", attempts = 1" } else { tries };
+        run(&store, &format!("UPDATE processed_jobs SET {RECEIVED}, next_attempt_at = NULL, failure_kind = NULL"))
+            .await;
+        run(&store, &format!("UPDATE processed_jobs SET {before}{tries} WHERE idempotency_key = 'b'")).await;
+        let mut gate = store.pool().begin().await.expect("PostgreSQL answers");
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtext(current_schema()))")
+            .execute(&mut *gate)
+            .await
+            .expect("nobody else has it");
+        let claiming = tokio::spawn({
+            let (store, terms) = (store.clone(), terms.clone());
+            async move { store.claim(&terms, &[request("a", number), request("b", number + 100)]).await }
+        });
+        until("the claim is held up", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        run(&store, &format!("UPDATE processed_jobs SET {change} WHERE idempotency_key = 'b'")).await;
+        gate.rollback().await.expect("PostgreSQL answers");
+        let answers = claiming.await.expect("no panic").expect("the store works");
+        assert!(is_run(answers[0].decision));
+        assert!(is_right(answers[1].decision), "{change}: {:?}", answers[1]);
+        if change.contains(token) {
+            assert_eq!(state(&store, &terms.consumer, "b").await.token(), Some(Token(Uuid::from_u128(8))));
+        }
+    }
+}
+
 /// Each of two batches holds what the other wants next, unless both lock in one order.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_lock_in_the_order_of_their_keys() {
