@@ -99,6 +99,33 @@ async fn a_default_of_serializable_changes_nothing() {
     contract::a_claim_waits_for_the_transaction_before_it(&subject).await;
 }
 
+/// Neither the server's settings nor what an earlier handler did to its session reach a transaction.
+#[tokio::test]
+async fn a_transaction_has_the_guards_settings() {
+    let options = StoreOptions::default().max_connections(1).idle_transaction_timeout(Duration::from_secs(77));
+    let subject = postgres_with(&options, |schema| schema.url_with("synchronous_commit", "off")).await;
+    let mut tx = subject.store.begin().await.expect("the store works");
+    let spoil = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE";
+    sqlx::query(spoil).execute(connection(&mut tx)).await.expect("PostgreSQL lets it");
+    commit(tx).await.expect("the store works");
+    let mut tx = subject.store.begin().await.expect("the store works");
+    for (setting, value) in [
+        ("default_transaction_isolation", "serializable"), // so it is the same session
+        ("transaction_isolation", "read committed"),
+        ("synchronous_commit", "on"),
+        ("idle_in_transaction_session_timeout", "77s"),
+        ("tcp_keepalives_idle", "30"),
+        ("tcp_keepalives_interval", "10"),
+        ("tcp_keepalives_count", "3"),
+        ("client_connection_check_interval", "2s"),
+    ] {
+        let query = sqlx::query_scalar("SELECT current_setting($1)").bind(setting);
+        let found: String = query.fetch_one(connection(&mut tx)).await.expect("PostgreSQL answers");
+        assert_eq!(found, value, "{setting}");
+    }
+    rollback(tx).await.expect("the store works");
+}
+
 #[tokio::test]
 async fn a_server_that_is_read_only_is_unavailable() {
     let subject = postgres().await;
