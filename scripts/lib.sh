@@ -57,14 +57,16 @@ need_rust() {
 
 borrowed=()
 
+# shellcheck disable=SC2120 # most callers want all
 # Brings up what is not up yet, stops exactly that on exit, and exports where everything is.
-borrow_services() {
-    local service
+borrow_services() { # [SERVICE]...
+    local service wanted=("$@")
     trap return_services EXIT
-    for service in kafka postgres; do
+    [ $# -gt 0 ] || wanted=(kafka postgres mariadb pgbouncer)
+    for service in "${wanted[@]}"; do
         "$scripts/services" status "$service" >/dev/null || borrowed+=("$service")
     done
-    "$scripts/services" up
+    "$scripts/services" up "$@"
     eval "$("$scripts/services" env)"
 }
 

@@ -1,5 +1,6 @@
 //! The lines this example is about.
 
+use idem_kafka::core::store::Engine;
 use idem_kafka::prelude::*;
 use sqlx::PgConnection;
 
@@ -35,9 +36,10 @@ pub async fn issue_invoice(event: OrderPaid, tx: &mut Tx) -> Result<(), InvoiceE
     domain_unique = ["uq_invoices_order_id", "invoices.order_id"]
 )]
 pub async fn issue_invoices(events: Vec<OrderPaid>, tx: &mut Tx) -> Result<(), InvoiceError> {
-    match tx.connection::<PgConnection>() {
-        Some(postgres) => insert_on_postgres(&events, postgres).await?,
-        None => insert_on_sqlite(&events, tx).await?,
+    match tx.engine() {
+        Engine::Mysql => insert_on_mysql(&events, tx).await?,
+        Engine::Sqlite => insert_on_sqlite(&events, tx).await?,
+        _ => insert_on_postgres(&events, tx).await?,
     }
     Ok(())
 }
@@ -52,7 +54,10 @@ pub enum InvoiceError {
 }
 
 /// One array per column.
-async fn insert_on_postgres(events: &[OrderPaid], connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+async fn insert_on_postgres(events: &[OrderPaid], tx: &mut Tx) -> Result<(), sqlx::Error> {
+    let Some(connection) = tx.connection::<PgConnection>() else {
+        return Err(sqlx::Error::Configuration("the invoices are on PostgreSQL, MySQL or SQLite".into()));
+    };
     let texts = |column: fn(&OrderPaid) -> &str| events.iter().map(column).collect::<Vec<_>>();
     sqlx::query(
         "INSERT INTO invoices (order_id, amount, currency, event_id)
@@ -64,6 +69,18 @@ async fn insert_on_postgres(events: &[OrderPaid], connection: &mut PgConnection)
     .bind(texts(|event| &event.event_id))
     .execute(connection)
     .await?;
+    Ok(())
+}
+
+/// MariaDB and MySQL have no arrays, but they read JSON.
+async fn insert_on_mysql(events: &[OrderPaid], tx: &mut Tx) -> Result<(), sqlx::Error> {
+    let invoices = sql("INSERT INTO invoices (order_id, amount, currency, event_id)
+         SELECT CONVERT(order_id USING utf8mb4), amount, currency, event_id
+         FROM JSON_TABLE($1, '$[*]' COLUMNS (
+             order_id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$.order_id', amount BIGINT PATH '$.amount',
+             currency VARCHAR(16) PATH '$.currency', event_id VARCHAR(255) PATH '$.event_id')) AS e")
+    .bind(serde_json::json!(events).to_string());
+    tx.execute(invoices).await?;
     Ok(())
 }
 

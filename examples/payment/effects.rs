@@ -2,12 +2,17 @@
 
 use std::path::PathBuf;
 
-use idem_examples::database::Database;
+use idem_examples::database::{Database, Query};
 use idem_examples::example::{Effect, Effects, ReadBack, Terms};
 use idem_examples::failure::{Failure, MISUSED};
 
 use crate::events::job;
 use crate::gateway::read_ledger;
+
+const ALL: Query = Query {
+    text: "SELECT payment_id || '/' || kind, amount, currency, receipt FROM payments",
+    mysql: "SELECT CONVERT(CONCAT(payment_id, '/', kind) USING utf8mb4), amount, currency, receipt FROM payments",
+};
 
 /// The two places.
 pub struct Places {
@@ -29,8 +34,7 @@ impl ReadBack for Places {
             receipt: Some(entry.receipt.number),
         });
         let charges = charges.collect();
-        let rows =
-            self.database.effects("SELECT payment_id || '/' || kind, amount, currency, receipt FROM payments").await?;
+        let rows = self.database.effects(ALL).await?;
         Ok(vec![
             Effects { place: "charges in the ledger", found: charges },
             Effects { place: "rows in payments", found: rows },

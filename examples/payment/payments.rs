@@ -19,6 +19,18 @@ pub const PAYMENTS: Table = Table {
             created_at timestamptz NOT NULL DEFAULT now(),
             CONSTRAINT uq_payments UNIQUE (payment_id, kind)
         )",
+    // Bytes, for no collation may make two payments one.
+    mysql: "
+        CREATE TABLE IF NOT EXISTS payments (
+            payment_id varbinary(1020) NOT NULL,
+            kind       varbinary(255)  NOT NULL,
+            amount     bigint          NOT NULL,
+            currency   varchar(16)     NOT NULL,
+            receipt    varchar(255)    NOT NULL,
+            event_id   varchar(255)    NOT NULL,
+            created_at timestamp       NOT NULL DEFAULT CURRENT_TIMESTAMP,
+            CONSTRAINT uq_payments UNIQUE (payment_id, kind)
+        ) CHARACTER SET utf8mb4",
     sqlite: "
         CREATE TABLE IF NOT EXISTS payments (
             payment_id text    NOT NULL,
@@ -37,6 +49,11 @@ const RECORD: &str = "
     INSERT INTO payments (payment_id, kind, amount, currency, receipt, event_id) VALUES ($1, $2, $3, $4, $5, $6)
     ON CONFLICT (payment_id, kind) DO NOTHING";
 
+/// Not `INSERT IGNORE`, which would hide other errors, too.
+const RECORD_ON_MYSQL: &str = "
+    INSERT INTO payments (payment_id, kind, amount, currency, receipt, event_id) VALUES (?, ?, ?, ?, ?, ?)
+    ON DUPLICATE KEY UPDATE kind = payments.kind";
+
 /// The table, for the handler.
 #[derive(Clone)]
 pub struct Payments(pub Database);
@@ -48,8 +65,8 @@ impl Payments {
     /// The database refuses.
     pub async fn record(&self, event: &PaymentRequested, receipt: &Receipt) -> Result<(), sqlx::Error> {
         macro_rules! record {
-            ($pool:expr) => {
-                sqlx::query(RECORD)
+            ($text:expr, $pool:expr) => {
+                sqlx::query($text)
                     .bind(&event.payment_id)
                     .bind(&event.kind)
                     .bind(event.amount)
@@ -62,8 +79,9 @@ impl Payments {
             };
         }
         match &self.0 {
-            Database::Postgres(pool) => record!(pool),
-            Database::Sqlite(pool) => record!(pool),
+            Database::Postgres(pool) => record!(RECORD, pool),
+            Database::Mysql(pool) => record!(RECORD_ON_MYSQL, pool),
+            Database::Sqlite(pool) => record!(RECORD, pool),
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The application's own database, on either engine, by plain SQL.
+//! The application's own database, on any engine, by plain SQL.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use idem_kafka::Settings;
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions};
 
@@ -18,15 +19,26 @@ const SQLITE_BUSY: i32 = 5;
 /// Names the lock under which tables are created.
 const CREATING: i64 = 0x1de3_c0de;
 
-/// A table of the application, for either engine.
+/// A table of the application, for each engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// Its name.
     pub name: &'static str,
     /// `CREATE TABLE IF NOT EXISTS …`
     pub postgres: &'static str,
+    /// The same for MariaDB and MySQL.
+    pub mysql: &'static str,
     /// The same for SQLite.
     pub sqlite: &'static str,
+}
+
+/// Reads all effects: their key, amount, currency and receipt.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// For PostgreSQL and SQLite.
+    pub text: &'static str,
+    /// For MariaDB and MySQL, where keys are bytes.
+    pub mysql: &'static str,
 }
 
 /// A pool of connections.
@@ -34,6 +46,8 @@ pub struct Table {
 pub enum Database {
     /// To PostgreSQL.
     Postgres(PgPool),
+    /// To MariaDB or MySQL.
+    Mysql(MySqlPool),
     /// To SQLite.
     Sqlite(SqlitePool),
 }
@@ -49,10 +63,10 @@ impl Database {
         Self::connect(&url.ok_or_else(unset)?).await
     }
 
-    /// Connects to `postgres://…` or `sqlite://…`. A SQLite file that is not there is made.
+    /// Connects to `postgres://…`, `mysql://…` or `sqlite://…`. A SQLite file that is not there is made.
     ///
     /// # Errors
-    /// The URL is neither, or the database cannot be reached.
+    /// The URL is none of them, or the database cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
         let attempt = "the application's database cannot be opened";
         let failed = |error| Failure::sql(attempt, error);
@@ -60,11 +74,15 @@ impl Database {
             let options = PgConnectOptions::from_str(url).map_err(failed)?;
             let pool = PgPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10));
             Ok(Self::Postgres(pool.connect_with(options).await.map_err(failed)?))
+        } else if url.starts_with("mysql://") || url.starts_with("mariadb://") {
+            let options = MySqlConnectOptions::from_str(url).map_err(failed)?.charset("utf8mb4");
+            let pool = MySqlPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10));
+            Ok(Self::Mysql(pool.connect_with(options).await.map_err(failed)?))
         } else if url.starts_with("sqlite:") {
             let options = SqliteConnectOptions::from_str(url).map_err(failed)?;
             Ok(Self::Sqlite(open(options.create_if_missing(true).busy_timeout(BUSY)).await?))
         } else {
-            Err(Failure::new(MISUSED, "a database's URL begins with postgres:// or sqlite://"))
+            Err(Failure::new(MISUSED, "a database's URL begins with postgres://, mysql:// or sqlite://"))
         }
     }
 
@@ -75,20 +93,22 @@ impl Database {
     pub async fn create(&self, table: &Table) -> Result<(), Failure> {
         let created = match self {
             Self::Postgres(pool) => create_on_postgres(pool, table).await,
+            Self::Mysql(pool) => sqlx::query(table.mysql).execute(pool).await.map(drop),
             Self::Sqlite(pool) => sqlx::query(table.sqlite).execute(pool).await.map(drop),
         };
         created.map_err(|error| Failure::sql(&format!("the table {} cannot be created", table.name), error))
     }
 
-    /// Reads all effects by `query`, whose columns are key, amount, currency and receipt.
+    /// Reads all effects.
     ///
     /// # Errors
     /// The database refuses.
-    pub async fn effects(&self, query: &'static str) -> Result<Vec<Effect>, Failure> {
+    pub async fn effects(&self, query: Query) -> Result<Vec<Effect>, Failure> {
         type Row = (String, i64, String, Option<String>);
         let rows: Result<Vec<Row>, _> = match self {
-            Self::Postgres(pool) => sqlx::query_as(query).fetch_all(pool).await,
-            Self::Sqlite(pool) => sqlx::query_as(query).fetch_all(pool).await,
+            Self::Postgres(pool) => sqlx::query_as(query.text).fetch_all(pool).await,
+            Self::Mysql(pool) => sqlx::query_as(query.mysql).fetch_all(pool).await,
+            Self::Sqlite(pool) => sqlx::query_as(query.text).fetch_all(pool).await,
         };
         let rows = rows.map_err(|error| Failure::sql("the effects cannot be read", error))?;
         let effect = |(key, amount, currency, receipt)| Effect { key, terms: Terms { amount, currency }, receipt };

@@ -212,7 +212,7 @@ fn a_mistake_in_the_configuration_is_named() {
         (2, "brokres", &[brokers, store, ("IDEM__KAFKA__BROKRES", "x")]),
         (2, "IDEM__KAFKA__BROKERS", &[store]),
         (2, "IDEM__STORE__URL", &[brokers]),
-        (2, "postgres:// or sqlite://", &[brokers, ("IDEM__STORE__URL", "oracle://x")]),
+        (2, "postgres://, mysql:// or sqlite://", &[brokers, ("IDEM__STORE__URL", "oracle://x")]),
         (2, "\"5\"", &[brokers, store, ("IDEM__KAFKA__DRAIN_TIMEOUT", "5")]),
         (2, "enable.auto.commit", &[brokers, store, ("IDEM__KAFKA__LIBRDKAFKA", "enable.auto.commit=true")]),
         (2, "log.filter", &[brokers, store, ("IDEM__LOG__FILTER", "=/=")]),

@@ -1,5 +1,5 @@
-//! The examples on a real Kafka and PostgreSQL, which `IDEM_TEST_KAFKA_BROKERS` and `IDEM_TEST_POSTGRES_URL` name
-//! (`scripts/services` starts both).
+//! The examples on a real Kafka, PostgreSQL and MariaDB, which `IDEM_TEST_KAFKA_BROKERS`, `IDEM_TEST_POSTGRES_URL` and
+//! `IDEM_TEST_MARIADB_URL` name (`scripts/services` starts them).
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use idem_examples::brokers::Brokers;
 use idem_examples::group::{Committed, GroupOffsets};
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, MySqlConnection, PgConnection};
 
 use support::{GatewayProcess, INVOICE, PAYMENT, Ran, Running, block_on, program, run, unique, until};
 
@@ -19,8 +19,15 @@ fn from_environment(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `eval \"$(scripts/services env)\"` first"))
 }
 
-/// A topic, a group and a schema that nothing else uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Postgres,
+    Mariadb,
+}
+
+/// A topic, a group, and a schema (in MariaDB a database) that nothing else uses.
 struct Place {
+    engine: Engine,
     name: String,
     topic: String,
     brokers: String,
@@ -29,9 +36,17 @@ struct Place {
 
 impl Place {
     fn new(consumer: &str) -> Self {
+        Self::on(Engine::Postgres, consumer)
+    }
+
+    fn on(engine: Engine, consumer: &str) -> Self {
         let name = format!("{consumer}_{}", unique());
-        let server_url = from_environment("IDEM_TEST_POSTGRES_URL");
+        let server_url = from_environment(match engine {
+            Engine::Postgres => "IDEM_TEST_POSTGRES_URL",
+            Engine::Mariadb => "IDEM_TEST_MARIADB_URL",
+        });
         let place = Self {
+            engine,
             topic: format!("examples-{}", name.replace('_', "-")),
             brokers: from_environment("IDEM_TEST_KAFKA_BROKERS"),
             name,
@@ -42,14 +57,24 @@ impl Place {
     }
 
     fn url(&self) -> String {
+        if self.engine == Engine::Mariadb {
+            let (server, _) = self.server_url.rsplit_once('/').expect("the URL names a database");
+            return format!("{server}/{}", self.name);
+        }
         let joint = if self.server_url.contains('?') { '&' } else { '?' };
         format!("{}{joint}options=-c%20search_path%3D{}", self.server_url, self.name)
     }
 
     fn sql(&self, statement: String) {
+        let statement = sqlx::AssertSqlSafe(statement);
         block_on(async {
-            let mut connection = PgConnection::connect(&self.server_url).await.expect("PostgreSQL answers");
-            sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.expect("it is done");
+            if self.engine == Engine::Mariadb {
+                let mut connection = MySqlConnection::connect(&self.server_url).await.expect("MariaDB answers");
+                sqlx::raw_sql(statement).execute(&mut connection).await.expect("it is done");
+            } else {
+                let mut connection = PgConnection::connect(&self.server_url).await.expect("PostgreSQL answers");
+                sqlx::raw_sql(statement).execute(&mut connection).await.expect("it is done");
+            }
         });
     }
 
@@ -78,7 +103,8 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.sql(format!("DROP SCHEMA {} CASCADE", self.name));
+            let cascade = if self.engine == Engine::Postgres { " CASCADE" } else { "" };
+            self.sql(format!("DROP SCHEMA {}{cascade}", self.name));
         }
     }
 }
@@ -89,8 +115,17 @@ fn part(committed: Committed) -> f64 {
 
 #[test]
 fn invoices_survive_kills_and_restarts() {
-    let place = Place::new("invoice");
-    place.run(INVOICE, &["produce", "--create", "6", "--messages", "30000", "--seed", "11"]).expect_code(0);
+    survive_kills_and_restarts(&Place::new("invoice"), 30_000);
+}
+
+#[test]
+fn invoices_in_mariadb_survive_kills_and_restarts() {
+    survive_kills_and_restarts(&Place::on(Engine::Mariadb, "invoice"), 20_000);
+}
+
+fn survive_kills_and_restarts(place: &Place, messages: u64) {
+    let count = messages.to_string();
+    place.run(INVOICE, &["produce", "--create", "6", "--messages", &count, "--seed", "11"]).expect_code(0);
     let start = || Running::start(place.program(INVOICE, &["run"]));
     let (mut killed, mut ended) = (start(), start());
     place.until("a tenth is committed", |committed| part(committed) > 0.1);
@@ -105,12 +140,20 @@ fn invoices_survive_kills_and_restarts() {
     assert_eq!(killed.ended(PATIENCE), None, "it was killed");
 
     let check = place.run(INVOICE, &["check", "--json", "--group", &place.name]).expect_code(0);
-    check.summary().assert_holds(30_000);
+    check.summary().assert_holds(messages);
 }
 
 #[test]
 fn invoices_of_the_batch_handler_are_the_same() {
-    let place = Place::new("invoice");
+    of_the_batch_handler_are_the_same(&Place::new("invoice"));
+}
+
+#[test]
+fn invoices_of_the_batch_handler_in_mariadb_are_the_same() {
+    of_the_batch_handler_are_the_same(&Place::on(Engine::Mariadb, "invoice"));
+}
+
+fn of_the_batch_handler_are_the_same(place: &Place) {
     place.run(INVOICE, &["produce", "--create", "3", "--messages", "20000", "--seed", "12"]).expect_code(0);
     place.run(INVOICE, &["run", "--batch-handler", "--until-idle", "5s"]).expect_code(0);
     let check = place.run(INVOICE, &["check", "--json", "--group", &place.name]).expect_code(0);
@@ -119,7 +162,15 @@ fn invoices_of_the_batch_handler_are_the_same() {
 
 #[test]
 fn payments_survive_a_kill() {
-    let place = Place::new("payment");
+    payments_survive(&Place::new("payment"));
+}
+
+#[test]
+fn payments_in_mariadb_survive_a_kill() {
+    payments_survive(&Place::on(Engine::Mariadb, "payment"));
+}
+
+fn payments_survive(place: &Place) {
     let folder = support::Folder::new();
     let ledger = folder.file("ledger.jsonl");
     place.run(PAYMENT, &["produce", "--create", "6", "--messages", "5000", "--seed", "13"]).expect_code(0);

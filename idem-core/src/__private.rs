@@ -3,13 +3,14 @@
 pub use std::option::Option;
 pub use std::time::Duration;
 
+use crate::fingerprint::exact;
 pub use crate::handler::{
-    Call, Classify, Disposition, Handler, HandlerFailure, Headers, IntoOutcome, Mode, Parameter, Requirements, Spec,
-    Transactional,
+    Call, Classify, Disposition, Handler, HandlerFailure, Headers, IntoOutcome, IntoProbe, Mode, OnConflict, Parameter,
+    Requirements, Spec, Transactional,
 };
-use crate::handler::{FailureKind, Job, States, capped};
+use crate::handler::{FailureKind, Job, Output, Probe, States, capped};
 pub use crate::key::{EventKey, KeyError};
-use crate::key::{KeyBuilder, KeyField};
+use crate::key::{KeyBuilder, KeyField, LockName};
 use crate::store::{Tx, WrongEngine};
 pub use crate::{Fingerprint, FingerprintError};
 
@@ -18,7 +19,11 @@ pub type KeyResult = Result<EventKey, KeyError>;
 /// What [`Handler::fingerprint`] answers.
 pub type FingerprintResult = Option<Result<Fingerprint, FingerprintError>>;
 /// What [`Handler::call`] answers.
-pub type CallResult = Result<(), HandlerFailure>;
+pub type CallResult = Result<Output, HandlerFailure>;
+/// What [`Handler::probe`] answers.
+pub type ProbeResult = Result<Probe, HandlerFailure>;
+/// What [`Handler::lock`] answers.
+pub type LockResult = Option<Result<LockName, KeyError>>;
 
 /// Begins the key of a message with these headers.
 pub fn key(headers: &dyn Headers) -> Key<'_> {
@@ -40,15 +45,57 @@ impl Key<'_> {
 
     /// Adds a header.
     pub fn header(mut self, name: &str) -> Result<Self, KeyError> {
-        let value = self.headers.value(name).ok_or_else(|| KeyError::Missing { field: name.to_owned() })?;
-        let value = std::str::from_utf8(value).map_err(|_| KeyError::NotText { field: name.to_owned() })?;
-        self.parts.push(name, value)?;
+        self.parts.push(name, header(self.headers, name)?)?;
         Ok(self)
     }
 
     /// The key.
     pub fn finish(self) -> KeyResult {
         self.parts.finish()
+    }
+}
+
+fn header<'a>(headers: &'a dyn Headers, name: &str) -> Result<&'a str, KeyError> {
+    let value = headers.value(name).ok_or_else(|| KeyError::Missing { field: name.to_owned() })?;
+    std::str::from_utf8(value).map_err(|_| KeyError::NotText { field: name.to_owned() })
+}
+
+/// Begins the lock of a message with these headers.
+pub fn lock(headers: &dyn Headers) -> Lock<'_> {
+    Lock { headers, parts: Ok(Vec::new()) }
+}
+
+/// The lock of a message, part by part.
+pub struct Lock<'a> {
+    headers: &'a dyn Headers,
+    /// Paths and texts, or the first part's error.
+    parts: Result<Vec<(String, String)>, KeyError>,
+}
+
+impl Lock<'_> {
+    /// Adds a field of the event.
+    pub fn field<T: KeyField + ?Sized>(self, name: &str, value: &T) -> Self {
+        self.part(name, |_, parts| value.write(name, parts))
+    }
+
+    /// Adds a header.
+    pub fn header(self, name: &str) -> Self {
+        self.part(&format!("header:{name}"), |headers, parts| parts.push(name, header(headers, name)?))
+    }
+
+    fn part(mut self, path: &str, write: impl FnOnce(&dyn Headers, &mut KeyBuilder) -> Result<(), KeyError>) -> Self {
+        self.parts = self.parts.and_then(|mut all| {
+            let mut texts = KeyBuilder::default();
+            write(self.headers, &mut texts)?;
+            all.extend(texts.into_parts().into_iter().map(|text| (path.to_owned(), text)));
+            Ok(all)
+        });
+        self
+    }
+
+    /// The lock.
+    pub fn finish(self) -> LockResult {
+        Some(self.parts.and_then(LockName::from_parts))
     }
 }
 
@@ -61,13 +108,13 @@ pub fn fingerprint() -> FingerprintBuilder {
 #[derive(Default)]
 pub struct FingerprintBuilder {
     fields: serde_json::Map<String, serde_json::Value>,
-    error: Option<serde_json::Error>,
+    error: Option<FingerprintError>,
 }
 
 impl FingerprintBuilder {
     /// Adds one field.
     pub fn field<T: serde::Serialize + ?Sized>(mut self, name: &str, value: &T) -> Self {
-        match serde_json::to_value(value) {
+        match exact(value) {
             Ok(value) => {
                 self.fields.insert(name.to_owned(), value);
             }
@@ -79,8 +126,8 @@ impl FingerprintBuilder {
     /// The fingerprint.
     pub fn finish(self) -> FingerprintResult {
         Some(match self.error {
-            Some(error) => Err(FingerprintError(error)),
-            None => Fingerprint::of(&self.fields),
+            Some(error) => Err(error),
+            None => Fingerprint::of_exact(&self.fields.into()),
         })
     }
 }

@@ -7,21 +7,29 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::fingerprint::{Fingerprint, FingerprintError};
-use crate::handler::{Call, Handler, HandlerFailure, Headers, Job, Requirements, States, capped, with_causes};
-use crate::key::{EventKey, KeyError};
+use crate::handler::{
+    Call, Handler, HandlerFailure, Headers, Job, Output, Probe, Requirements, States, capped, with_causes,
+};
+use crate::json::{self, Unreadable};
+use crate::key::{EventKey, KeyError, LockName};
 use crate::machine::Token;
 use crate::store::{ClaimRequest, Tx};
 
 /// The bytes of a message, shared with whoever received it.
 pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
+/// The header by which a message that a person has sent again is known. Its value says who.
+pub const REPLAYED_BY: &str = "idem-replayed-by";
+
 /// A message whose key is known: ready to ask for its job.
 pub struct Delivery {
     pub(crate) request: ClaimRequest,
+    lock: Option<LockName>,
+    replay: bool,
+    careful: bool,
     tag: u64,
     /// Of an earlier try that was stopped because the store was away: it gives its attempt back first.
     pub(crate) unreleased: Option<Token>,
@@ -35,7 +43,7 @@ pub struct Delivery {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// There is no body (a tombstone), or it is not what the handler takes.
+    /// There is no body (a tombstone), it is not what the handler takes, or a field stands twice in one of its objects.
     #[error("the message is not an event of this handler: {reason}")]
     Undecodable {
         /// What the decoder said.
@@ -44,6 +52,9 @@ pub enum Rejection {
     /// There is no usable key.
     #[error("the message has no usable key")]
     NoKey(#[source] KeyError),
+    /// It does not say which lock it needs (L5).
+    #[error("the message does not name its lock")]
+    NoLock(#[source] KeyError),
     /// Its fields cannot be fingerprinted.
     #[error("the message cannot be fingerprinted")]
     NoFingerprint(#[source] FingerprintError),
@@ -65,6 +76,30 @@ impl Delivery {
         self.request.payload
     }
 
+    /// The lock that must be held while its handler runs (L5), if the handler has one.
+    pub fn lock(&self) -> Option<&LockName> {
+        self.lock.as_ref()
+    }
+
+    /// Whether a person has sent it again, see [`REPLAYED_BY`].
+    pub fn is_replay(&self) -> bool {
+        self.replay
+    }
+
+    /// Runs it carefully: an atomic handler's claim is committed first, and one such delivery runs at a time. So a message
+    /// that kills the process has its attempts counted, and runs out of them, at the price of one more commit.
+    ///
+    /// For messages that may have been running when an earlier process ended. In lease mode every claim is committed first.
+    pub fn with_care(mut self) -> Self {
+        self.careful = true;
+        self
+    }
+
+    /// Whether it runs [carefully](Self::with_care).
+    pub fn is_careful(&self) -> bool {
+        self.careful
+    }
+
     /// Gives it a number of the caller's own, to know it by when it is reported.
     pub fn with_tag(mut self, tag: u64) -> Self {
         self.tag = tag;
@@ -83,6 +118,11 @@ impl Delivery {
     /// For a new claim, which must not be taken for the one before.
     pub(crate) fn renew_token(&mut self) {
         self.request.token = new_token();
+    }
+
+    /// What [`DynHandler::probe`] reads the event from: the decoded one stays for the run.
+    pub(crate) fn payload(&self) -> &Payload {
+        &self.payload
     }
 
     pub(crate) fn take_event(&mut self) -> (Option<Box<dyn Any + Send>>, Payload) {
@@ -119,7 +159,14 @@ pub(crate) trait DynHandler: Send + Sync {
         events: Vec<RawEvent>,
         tx: Option<&'a mut Tx>,
         states: &'a States,
-    ) -> BoxFuture<'a, Result<(), HandlerFailure>>;
+    ) -> BoxFuture<'a, Result<Output, HandlerFailure>>;
+    /// Asks whether an earlier try had its effect (T2). Panics as the probe does: the caller catches them.
+    fn probe<'a>(
+        &self,
+        job: &'a Job,
+        payload: Payload,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<Probe, HandlerFailure>>;
 }
 
 pub(crate) struct Typed<H>(pub(crate) H);
@@ -146,10 +193,25 @@ impl<H: Handler> DynHandler for Typed<H> {
         events: Vec<RawEvent>,
         tx: Option<&'a mut Tx>,
         states: &'a States,
-    ) -> BoxFuture<'a, Result<(), HandlerFailure>> {
+    ) -> BoxFuture<'a, Result<Output, HandlerFailure>> {
         async move {
             let events = events.into_iter().map(decode::<H::Event>).collect::<Result<_, _>>()?;
-            H::call(Call { events, jobs, tx, states }).await
+            let output = H::call(Call { events, jobs, tx, states }).await?;
+            // What a batch handler returns is no one job's result.
+            Ok(if H::SPEC.batch { Output::default() } else { output })
+        }
+        .boxed()
+    }
+
+    fn probe<'a>(
+        &self,
+        job: &'a Job,
+        payload: Payload,
+        states: &'a States,
+    ) -> BoxFuture<'a, Result<Probe, HandlerFailure>> {
+        async move {
+            let events = vec![decode::<H::Event>((None, payload))?];
+            H::probe(Call { events, jobs: std::slice::from_ref(job), tx: None, states }).await
         }
         .boxed()
     }
@@ -164,21 +226,31 @@ impl<H: Handler> Typed<H> {
         let payload = payload.ok_or_else(|| undecodable("it has no body (a tombstone)"))?;
         let bytes = (*payload).as_ref();
         let event: H::Event = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
-        let key = H::key(&event, headers).map_err(Rejection::NoKey)?;
+        // Also where chosen fields count: which of two fields of one name the event got is the decoder's whim.
+        let unreadable = |error: Unreadable| undecodable(&error.to_string());
         let fingerprint = match H::fingerprint(&event) {
-            Some(chosen) => chosen,
-            None => {
-                let whole: Value = serde_json::from_slice(bytes).map_err(|error| undecodable(&error.to_string()))?;
-                Fingerprint::of(&whole)
-            }
-        };
+            Some(chosen) => json::check(bytes).map(|()| chosen),
+            None => json::read(bytes).map(|whole| Fingerprint::of_exact(&whole)),
+        }
+        .map_err(unreadable)?;
+        let key = H::key(&event, headers).map_err(Rejection::NoKey)?;
+        let lock = H::lock(&event, headers).transpose().map_err(Rejection::NoLock)?;
         let request = ClaimRequest {
             key,
             token: new_token(),
             payload: Some(fingerprint.map_err(Rejection::NoFingerprint)?),
             message_id,
         };
-        Ok(Delivery { request, tag: 0, unreleased: None, payload, event: Mutex::new(Some(Box::new(event))) })
+        Ok(Delivery {
+            request,
+            lock,
+            replay: headers.value(REPLAYED_BY).is_some(),
+            careful: false,
+            tag: 0,
+            unreleased: None,
+            payload,
+            event: Mutex::new(Some(Box::new(event))),
+        })
     }
 }
 

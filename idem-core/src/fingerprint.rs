@@ -7,7 +7,13 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::json::{self, Unreadable};
+
 /// SHA-256 over the canonical JSON (RFC 8785) of a payload, or of the fields of it that matter.
+///
+/// Field order, spacing and escapes do not count. Numbers count by their value, to the last digit: where RFC 8785 would round
+/// an integer beyond 2^53, or a number with more digits than a double has, it is taken as it is written. The number 7 and the
+/// text `"7"` differ.
 ///
 /// Written as `sha256:` and 64 hexadecimal digits.
 ///
@@ -28,7 +34,7 @@ pub struct Fingerprint([u8; 32]);
 /// A value that has no canonical JSON form.
 #[derive(Debug, thiserror::Error)]
 #[error("the payload has no canonical JSON form")]
-pub struct FingerprintError(#[source] pub(crate) serde_json::Error);
+pub struct FingerprintError(#[source] Unreadable);
 
 /// The text is not `sha256:` and 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,34 +45,28 @@ impl Fingerprint {
     /// The fingerprint of `payload`.
     ///
     /// # Errors
-    /// The value cannot be written as JSON (a map with keys that are not text, a number that is not finite).
+    /// The value cannot be written as JSON (a map whose keys are no texts), or is written with a field twice in one object.
     pub fn of(payload: &impl Serialize) -> Result<Self, FingerprintError> {
-        let mut value = serde_json::to_value(payload).map_err(FingerprintError)?;
-        keep_large_integers(&mut value);
-        let canonical = serde_json_canonicalizer::to_vec(&value).map_err(FingerprintError)?;
-        Ok(Self(Sha256::digest(canonical).into()))
+        Self::of_exact(&exact(payload)?)
+    }
+
+    /// Of a payload as [`json::read`] reads it.
+    pub(crate) fn of_exact(value: &Value) -> Result<Self, FingerprintError> {
+        let canonical = serde_json_canonicalizer::to_vec(value).map_err(|error| FingerprintError(error.into()))?;
+        Ok(Self::of_bytes(&canonical))
+    }
+
+    /// Of these bytes as they are.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
     }
 }
 
-/// RFC 8785 writes numbers as doubles, which merges integers beyond 2^53 with their neighbours. Such integers become
-/// marked strings first. A string that looks marked gets a second mark, so that no string equals a marked integer.
-fn keep_large_integers(value: &mut Value) {
-    const MARK: &str = "\u{1}int:";
-    const EXACT: u64 = 1 << 53;
-    match value {
-        Value::Number(number) => {
-            let large = number
-                .as_u64()
-                .map_or_else(|| number.as_i64().is_some_and(|n| n.unsigned_abs() > EXACT), |n| n > EXACT);
-            if large {
-                *value = Value::String(format!("{MARK}{number}"));
-            }
-        }
-        Value::String(text) if text.starts_with(MARK) => *value = Value::String(format!("{MARK}{text}")),
-        Value::Array(items) => items.iter_mut().for_each(keep_large_integers),
-        Value::Object(fields) => fields.values_mut().for_each(keep_large_integers),
-        Value::Null | Value::Bool(_) | Value::String(_) => {}
-    }
+/// The value as [`json::read`] reads what it is written as: so 128-bit integers keep their digits, which a [`Value`] has no
+/// room for.
+pub(crate) fn exact(value: &(impl Serialize + ?Sized)) -> Result<Value, FingerprintError> {
+    let written = serde_json::to_vec(value).map_err(|error| FingerprintError(error.into()))?;
+    json::read(&written).map_err(FingerprintError)
 }
 
 impl fmt::Display for Fingerprint {
@@ -126,6 +126,28 @@ mod tests {
         assert_ne!(of(json!(9_007_199_254_740_993_u64)), of(json!("9007199254740993")));
         assert_ne!(of(json!(9_007_199_254_740_993_u64)), of(json!("\u{1}int:9007199254740993")));
         assert_ne!(of(json!("\u{1}int:\u{1}int:1")), of(json!("\u{1}int:1")));
+    }
+
+    #[test]
+    fn integers_of_128_bits_stay_apart() {
+        let of = |integer: u128| Fingerprint::of(&integer).unwrap();
+        assert_ne!(of(u128::MAX), of(u128::MAX - 1));
+        assert_ne!(of(1 << 64), of((1 << 64) + 1));
+        assert_ne!(Fingerprint::of(&i128::MIN).unwrap(), Fingerprint::of(&(i128::MIN + 1)).unwrap());
+    }
+
+    #[test]
+    fn what_has_no_canonical_form_is_an_error() {
+        #[derive(Serialize)]
+        struct Twice {
+            id: u8,
+            #[serde(flatten)]
+            more: std::collections::BTreeMap<&'static str, u8>,
+        }
+        let twice = Twice { id: 1, more: [("id", 2)].into() };
+        let error = Fingerprint::of(&twice).unwrap_err();
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "field `id` stands twice in one object");
+        assert!(Fingerprint::of(&std::collections::BTreeMap::from([(vec![1], 1)])).is_err());
     }
 
     #[test]

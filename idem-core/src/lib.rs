@@ -24,9 +24,9 @@
 //! let welcome = || Welcome { customer_id: "C-1".to_owned() };
 //!
 //! let first = send_welcome.run(&guard, welcome()).await?;
-//! assert!(matches!(first, Outcome::Completed { attempt: 1, .. }));
+//! assert!(matches!(*first, Outcome::Completed { attempt: 1, .. }));
 //! let second = send_welcome.run(&guard, welcome()).await?;
-//! assert!(matches!(second, Outcome::Duplicate(DuplicateKind::Producer)));
+//! assert!(matches!(*second, Outcome::Duplicate(DuplicateKind::Producer)));
 //! # Ok(())
 //! # }
 //! ```
@@ -40,6 +40,7 @@
 //! |---|---|
 //! | `macros` (default) | `#[idempotent]` and `#[derive(Classify)]` |
 //! | `postgres` | `store::postgres::PgStore` |
+//! | `mysql` | `store::mysql::MysqlStore`, for MariaDB and MySQL |
 //! | `sqlite` | `store::sqlite::SqliteStore` |
 //! | `test-util` | the contract suite for stores, and crash points that tests can set by environment |
 
@@ -49,6 +50,7 @@ mod clock;
 mod delivery;
 mod fingerprint;
 mod handler;
+mod json;
 mod key;
 pub mod machine;
 mod policy;
@@ -57,17 +59,21 @@ pub mod store;
 mod timestamp;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use delivery::{Delivery, Payload, Rejection};
+pub use delivery::{Delivery, Payload, REPLAYED_BY, Rejection};
 pub use fingerprint::{Fingerprint, FingerprintError, FingerprintParseError};
 pub use handler::{
-    Call, Classify, Disposition, FailureKind, Handler, HandlerFailure, HeaderList, Headers, IntoOutcome, Job,
-    MAX_ERROR_BYTES, Mode, Parameter, Requirements, Spec, State, States, Transactional, UniqueViolation,
+    Call, Classify, CompleteError, Disposition, FailureKind, Handler, HandlerFailure, HeaderList, Headers, IntoOutcome,
+    IntoProbe, Job, MAX_ERROR_BYTES, MAX_RESULT_BYTES, Mode, OnConflict, Output, Parameter, Probe, Requirements, Spec,
+    State, States, Transactional, UniqueViolation,
 };
 pub use key::{
-    ConsumerName, ConsumerNameError, EventKey, KeyBuilder, KeyError, KeyField, MAX_CONSUMER_CHARS, MAX_KEY_CHARS,
+    ConsumerName, ConsumerNameError, EventKey, KeyBuilder, KeyError, KeyField, LockName, MAX_CONSUMER_CHARS,
+    MAX_KEY_CHARS,
 };
 pub use policy::{Backoff, MAX_LEASE, MIN_LEASE, Policy, PolicyError};
-pub use run::{DuplicateKind, Guard, Guarded, Outcome, Report, RunError, RunGuarded, SetupError, Undecided};
+pub use run::{
+    AlreadyDone, DuplicateKind, Guard, Guarded, Outcome, Ran, Report, RunError, RunGuarded, SetupError, Undecided,
+};
 pub use timestamp::Timestamp;
 
 #[cfg(feature = "macros")]

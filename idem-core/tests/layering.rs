@@ -73,7 +73,7 @@ fn the_machine_is_pure() {
 
 #[test]
 fn the_pure_files_of_the_runtime_know_neither_client_nor_runtime() {
-    for file in ["offsets", "assignment", "flow", "dispatch"] {
+    for file in ["offsets", "assignment", "flow", "dispatch", "careful"] {
         must_not_mention(
             &format!("idem-kafka/src/{file}.rs"),
             &["rdkafka", "tokio", "async ", ".await", "sqlx", "tracing", "::now()"],

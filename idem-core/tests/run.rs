@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use idem_core::machine::{State as Row, Token};
+use idem_core::machine::{OperatorAction, State as Row, Token};
 use idem_core::store::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Statement, Store,
-    StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect, sql,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, MemoryStore, Operated,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, connect,
+    sql,
 };
 use idem_core::{
-    Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job, Outcome, State,
-    SystemClock, Undecided, idempotent,
+    AlreadyDone, Classify, Clock, ConsumerName, Delivery, DuplicateKind, EventKey, FailureKind, Guard, Guarded, Job,
+    LockName, Outcome, State, SystemClock, Undecided, idempotent,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -181,7 +182,7 @@ async fn run_one(guarded: &Guarded, id: &str, act: &str) -> Outcome {
 async fn t1_effect_and_completion_are_both_there_or_both_not() {
     let bed = bed().await;
     let guarded = bed.guard.bind(invoice).unwrap();
-    assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Completed { attempt: 1, already_done: false, .. }));
+    assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Completed { attempt: 1, already_done: None, .. }));
     assert!(matches!(run_one(&guarded, "A", "").await, Outcome::Duplicate(DuplicateKind::Redelivery)));
     let other = guarded.run_one(delivery(&guarded, "A", "", "n"), &CancellationToken::new()).await;
     assert!(matches!(other, Outcome::Duplicate(DuplicateKind::Producer)));
@@ -241,9 +242,12 @@ async fn t3_the_domains_own_constraint_completes_the_job() {
     let bed = bed().await;
     sqlx::raw_sql("INSERT INTO invoices VALUES ('A-1'), ('A-3')").execute(&bed.pool).await.unwrap();
     let guarded = bed.guard.bind(invoice).unwrap();
-    assert!(matches!(run_one(&guarded, "A-1", "").await, Outcome::Completed { already_done: true, .. }));
+    assert!(matches!(
+        run_one(&guarded, "A-1", "").await,
+        Outcome::Completed { already_done: Some(AlreadyDone::Domain), .. }
+    ));
     let outcomes = run(&guarded, &[("A-2", ""), ("A-3", ""), ("A-4", "")]).await;
-    let done = |id: &str| matches!(outcomes[id], Outcome::Completed { already_done: true, .. });
+    let done = |id: &str| matches!(outcomes[id], Outcome::Completed { already_done: Some(AlreadyDone::Domain), .. });
     assert_eq!([done("A-2"), done("A-3"), done("A-4")], [false, true, false]);
     assert_eq!(bed.invoices().await, ["A-1", "A-2", "A-3", "A-4"]);
     assert_eq!(bed.status("A-3").await.unwrap().0, "COMPLETED");
@@ -359,7 +363,7 @@ async fn c5_l3_l4_a_takeover_fences_the_former_holder() {
         }
     };
     assert!(matches!(outcome, Outcome::Completed { takeover: true, attempt: 2, .. }), "{outcome:?}");
-    let late = Completion { request, attempt: 1, fence: 1 };
+    let late = Completion { request, attempt: 1, fence: 1, returned: Returned::default() };
     assert_eq!(store.complete(&terms, &[late]).await.unwrap(), [Fenced::LeaseLost]);
 }
 
@@ -462,7 +466,7 @@ impl Store for Line {
         &'a self,
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
-    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
         self.carry(self.store.renew(terms, held)).boxed()
     }
     fn complete<'a>(
@@ -494,12 +498,61 @@ impl Store for Line {
         }
         .boxed()
     }
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.carry(self.store.lock(terms, requests)).boxed()
+    }
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        self.carry(self.store.extend_locks(terms, requests)).boxed()
+    }
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.unlock(requests)).boxed()
+    }
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.make_locks(names)).boxed()
+    }
     fn read<'a>(
         &'a self,
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<Row>, StoreError>> {
         self.store.read(consumer, keys)
+    }
+    fn result<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        key: &'a EventKey,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.store.result(consumer, key)
+    }
+    fn count_duplicates<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        counts: &'a [(EventKey, u64)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.carry(self.store.count_duplicates(consumer, counts)).boxed()
+    }
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<Operated, StoreError>> {
+        self.store.operate(terms, key, action, reason)
+    }
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
+        self.store.purge(purge)
+    }
+    fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.check_schema()
     }
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.store.ping()
@@ -533,6 +586,16 @@ impl StoreTx for CutTx {
         rows: &'a [(EventKey, Row, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         self.inner.overwrite(terms, rows)
+    }
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.inner.lock(names)
+    }
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.inner.keep_results(consumer, results)
     }
     fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.savepoint()
@@ -594,6 +657,30 @@ async fn c2_a_lost_reply_to_commit_is_read_back_not_guessed() {
         // Committed or not: it ends as completed by this very delivery, never as somebody's duplicate.
         assert!(matches!(outcome, Outcome::Completed { attempt: 1, .. }), "after={after}: {outcome:?}");
     }
+}
+
+/// The process ends while its claim is on its way: nobody has to wait for its lease, and it was no try.
+#[tokio::test]
+async fn l3_a_claim_that_is_stopped_on_its_way_is_given_back() {
+    let cuts = Arc::new(AtomicU32::new(0));
+    let late = Mutex::new(vec![Duration::from_millis(200)]);
+    let store = MemoryStore::default();
+    let line = Line { store: store.clone(), cuts, after: false, late };
+    let guard = Guard::new(Arc::new(line)).state(Outside::default());
+    let guarded = guard.bind(outside).unwrap();
+    let stop = CancellationToken::new();
+    let asked = delivery(&guarded, "A", "", "m");
+    let (key, consumer) = (asked.key().clone(), ConsumerName::new("outside").unwrap());
+    let stopped = async {
+        while matches!(store.read(&consumer, std::slice::from_ref(&key)).await.unwrap()[0], Row::Absent) {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(guarded.run_one(asked, &stop), stopped);
+    assert!(matches!(outcome, Outcome::Undecided(Undecided::Cancelled)), "{outcome:?}");
+    let row = store.read(&consumer, &[key]).await.unwrap()[0];
+    assert!(matches!(row, Row::Received(record) if record.attempts == 0), "{row:?}");
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ pub struct App {
     shutdown: CancellationToken,
     stats: Stats,
     owner: Option<String>,
+    migrate: bool,
 }
 
 /// How long closing the store may take: nothing depends on it.
@@ -61,6 +62,7 @@ impl App {
             shutdown: CancellationToken::new(),
             stats: Stats::default(),
             owner: None,
+            migrate: true,
         }
     }
 
@@ -84,6 +86,7 @@ impl App {
             group,
             start,
             on_offset_lost,
+            careful_records,
             batch,
             transactions,
             concurrency,
@@ -100,6 +103,7 @@ impl App {
         app = set(app, group, App::group);
         app = set(app, start, App::start);
         app = set(app, on_offset_lost, App::on_offset_lost);
+        app = set(app, careful_records, App::careful_records);
         app = set(app, batch, App::batch);
         app = set(app, transactions, App::transactions);
         app = set(app, concurrency, App::concurrency);
@@ -111,6 +115,7 @@ impl App {
         app = set(app, dead_letter_topic, App::dead_letter_topic);
         app = set(app, url, App::store_url);
         app = set(app, settings.store.max_connections, App::store_connections);
+        app = set(app, settings.store.migrate, App::migrate);
         let pass_through = match librdkafka {
             None => BTreeMap::new(),
             Some(PassThrough::Table(table)) => table,
@@ -137,7 +142,7 @@ impl App {
         self
     }
 
-    /// Where the rows are: `postgres://…` or `sqlite://…`.
+    /// Where the rows are: `postgres://…`, `mysql://…` or `sqlite://…`.
     pub fn store_url(mut self, url: impl Into<String>) -> Self {
         self.store = StoreChoice::Url(url.into());
         self
@@ -146,6 +151,13 @@ impl App {
     /// Connections that handlers and guard share, at most. Renewals have their own. Default 10.
     pub fn store_connections(mut self, connections: u32) -> Self {
         self.store_options.max_connections = connections;
+        self
+    }
+
+    /// Whether the tables are made, or brought to this version, when the application starts. Default yes. If not, they are
+    /// only checked, and an application whose tables are of another version does not start.
+    pub fn migrate(mut self, migrate: bool) -> Self {
+        self.migrate = migrate;
         self
     }
 
@@ -182,6 +194,15 @@ impl App {
     /// What to do when committed offsets are gone. Default: end, and say so.
     pub fn on_offset_lost(mut self, policy: OnOffsetLost) -> Self {
         self.config.on_offset_lost = policy;
+        self
+    }
+
+    /// Atomic handlers: how many records of a partition run carefully after it was assigned, so that a message which kills
+    /// its process has its attempts counted. Default 100: such a message is found at the latest when those before it are
+    /// done, and each restart gets that much further. Each costs one commit more, and they run one at a time. With 0 a message
+    /// that kills its process is tried for ever.
+    pub fn careful_records(mut self, records: usize) -> Self {
+        self.config.careful_records = records;
         self
     }
 
@@ -283,7 +304,7 @@ impl App {
             return Err(Error::new(ErrorKind::Configuration, clashes.join("; ")));
         }
         if let StoreChoice::Url(url) = &self.store
-            && url.starts_with("postgres")
+            && ["postgres", "mysql", "mariadb"].iter().any(|server| url.starts_with(server))
             && self.config.transactions as u64 >= u64::from(self.store_options.max_connections)
         {
             let text = format!(
@@ -304,7 +325,11 @@ impl App {
                 return Err(Error::new(ErrorKind::Configuration, text));
             }
         };
-        store.migrate().await?;
+        if self.migrate {
+            store.migrate().await?;
+        } else {
+            store.check_schema().await?;
+        }
         let mut guard = Guard::new(Arc::clone(&store)).states(self.states).policy(self.policy);
         if let Some(owner) = self.owner {
             guard = guard.owner(owner);
@@ -317,6 +342,10 @@ impl App {
             routes.push(Route { topic, guarded: bind(&guard)? });
         }
         let result = runtime::run(self.config, Arc::clone(&store), routes, self.shutdown, self.stats).await;
+        // Counts for people: not worth a longer end.
+        if !matches!(tokio::time::timeout(CLOSE_STORE, guard.flush()).await, Ok(Ok(()))) {
+            tracing::debug!("the last counts of duplicates were not written");
+        }
         if opened && tokio::time::timeout(CLOSE_STORE, store.close()).await.is_err() {
             tracing::debug!("the store's connections did not close in time");
         }

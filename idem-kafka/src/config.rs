@@ -44,6 +44,8 @@ pub(crate) struct Config {
     pub run_ahead: usize,
     /// Bytes of records in memory over all partitions, at most (beyond one record).
     pub run_ahead_bytes: usize,
+    /// Atomic handlers: records of a partition that run carefully after it was assigned.
+    pub careful_records: usize,
     /// Messages in one transaction or claim, at most.
     pub batch: usize,
     /// Atomic batches in flight at once, each on a connection of its own.
@@ -73,6 +75,7 @@ impl Default for Config {
             on_offset_lost: OnOffsetLost::default(),
             run_ahead: 2_000,
             run_ahead_bytes: 32 << 20,
+            careful_records: 100,
             batch: 128,
             transactions: 4,
             concurrency: 64,

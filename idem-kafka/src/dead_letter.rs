@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use idem_core::{Fingerprint, HandlerFailure, Outcome};
+use idem_core::{Fingerprint, HandlerFailure, OnConflict, Outcome};
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
@@ -53,9 +53,14 @@ pub(crate) struct Verdict {
 }
 
 /// The verdict of an outcome that sets its record aside; nothing for all others.
-pub(crate) fn verdict(outcome: &Outcome, key: &str, fingerprint: Option<Fingerprint>) -> Option<Verdict> {
+pub(crate) fn verdict(
+    outcome: &Outcome,
+    on_conflict: OnConflict,
+    key: &str,
+    fingerprint: Option<Fingerprint>,
+) -> Option<Verdict> {
     let (reason, attempts, error_kind, error) = match outcome {
-        Outcome::Conflict => {
+        Outcome::Conflict if on_conflict == OnConflict::DeadLetter => {
             (Reason::Mismatch, 0, "mismatch", "the key was used for a message with another payload".to_owned())
         }
         Outcome::Exhausted { attempts, error } => (
@@ -264,10 +269,11 @@ mod tests {
     fn only_final_outcomes_set_a_record_aside() {
         let failure = |kind| HandlerFailure { kind, message: "no".into(), violated: None };
         let failed = |kind, retry_in| Outcome::Failed { attempt: 3, retry_in, failure: failure(kind) };
-        let reason = |outcome: &Outcome| verdict(outcome, "k", None).map(|verdict| verdict.reason);
+        let reason =
+            |outcome: &Outcome| verdict(outcome, OnConflict::DeadLetter, "k", None).map(|verdict| verdict.reason);
         let second = Some(Duration::from_secs(1));
         for (outcome, expected) in [
-            (Outcome::Completed { attempt: 1, takeover: false, already_done: false }, None),
+            (Outcome::Completed { attempt: 1, takeover: false, already_done: None, output: None }, None),
             (Outcome::Duplicate(idem_core::DuplicateKind::Producer), None),
             (Outcome::InProgress { wait: Duration::ZERO }, None),
             (Outcome::NotDue { wait: Duration::ZERO }, None),
@@ -280,6 +286,10 @@ mod tests {
             (Outcome::Conflict, Some(Reason::Mismatch)),
         ] {
             assert_eq!(reason(&outcome), expected, "{outcome:?}");
+        }
+        for other in [OnConflict::Skip, OnConflict::Stop] {
+            assert!(verdict(&Outcome::Conflict, other, "k", None).is_none(), "{other:?}");
+            assert!(verdict(&Outcome::Exhausted { attempts: 8, error: None }, other, "k", None).is_some());
         }
     }
 
@@ -294,7 +304,7 @@ mod tests {
             payload: None,
             headers: HeaderList::default(),
         };
-        let verdict = verdict(&Outcome::Conflict, "A-1", None).unwrap();
+        let verdict = verdict(&Outcome::Conflict, OnConflict::DeadLetter, "A-1", None).unwrap();
         let headers = headers(&record, &verdict, "invoice", "group", UNIX_EPOCH + Duration::from_millis(7));
         for expected in [
             ("__dlq.errors.topic", "orders"),

@@ -12,7 +12,7 @@ pub(crate) fn decode(guarded: &Guarded, record: &Record) -> Result<Delivery, Ver
     let payload = record.payload.as_ref().map(|bytes| -> Payload { Arc::clone(bytes) as Payload });
     guarded.prepare(payload, &record.headers, record.message_id()).map_err(|rejection| Verdict {
         reason: match rejection {
-            Rejection::NoKey(_) => Reason::NoKey,
+            Rejection::NoKey(_) | Rejection::NoLock(_) => Reason::NoKey,
             _ => Reason::Decode,
         },
         key: None,

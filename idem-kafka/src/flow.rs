@@ -10,7 +10,12 @@ const SPAN_FACTOR: usize = 10;
 ///
 /// `undecided` and `span` are the partition's; `bytes` is what all partitions hold in memory.
 pub(crate) fn may_read(undecided: usize, span: usize, bytes: usize, run_ahead: usize, run_ahead_bytes: usize) -> bool {
-    undecided < run_ahead && span < run_ahead.saturating_mul(SPAN_FACTOR) && bytes < run_ahead_bytes
+    undecided < run_ahead && span < longest_span(run_ahead) && bytes < run_ahead_bytes
+}
+
+/// How far beyond the first undecided record of a partition any other may be that was read.
+pub(crate) fn longest_span(run_ahead: usize) -> usize {
+    run_ahead.saturating_mul(SPAN_FACTOR)
 }
 
 /// How many messages share a transaction: as many as there are, but no more than fit into a short one.

@@ -47,6 +47,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `postgres` (default) | the PostgreSQL store |
+//! | `mysql` | the store for MariaDB and MySQL |
 //! | `sqlite` (default) | the SQLite store |
 //! | `test-util` | crash points that tests can set by environment |
 
@@ -54,6 +55,7 @@ pub use idem_core as core;
 
 mod app;
 mod assignment;
+mod careful;
 mod config;
 mod dead_letter;
 mod decode;

@@ -39,6 +39,8 @@ pub struct KafkaSettings {
     pub on_offset_lost: Option<OnOffsetLost>,
     /// See [`App::batch`](crate::App::batch).
     pub batch: Option<usize>,
+    /// See [`App::careful_records`](crate::App::careful_records).
+    pub careful_records: Option<usize>,
     /// See [`App::transactions`](crate::App::transactions).
     pub transactions: Option<usize>,
     /// See [`App::concurrency`](crate::App::concurrency).
@@ -70,6 +72,8 @@ pub struct StoreSettings {
     pub url_file: Option<std::path::PathBuf>,
     /// See [`App::store_connections`](crate::App::store_connections).
     pub max_connections: Option<u32>,
+    /// See [`App::migrate`](crate::App::migrate).
+    pub migrate: Option<bool>,
 }
 
 /// `[log]`
@@ -116,6 +120,7 @@ impl std::fmt::Debug for StoreSettings {
             .field("url", &self.url.as_ref().map(|_| "***"))
             .field("url_file", &self.url_file)
             .field("max_connections", &self.max_connections)
+            .field("migrate", &self.migrate)
             .finish()
     }
 }

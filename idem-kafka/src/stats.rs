@@ -53,10 +53,14 @@ counters! {
     takeovers,
     /// Of those, effects that the domain's own UNIQUE constraint said were there before.
     already_done,
+    /// Of those, effects that the handler's probe found.
+    found_by_probe,
     /// Duplicates skipped: the very delivery that made the row.
     duplicates_redelivered,
     /// Duplicates skipped: another message for the same job.
     duplicates_produced,
+    /// Duplicates skipped: a message that an operator sent again.
+    duplicates_replayed,
     /// Messages with a used key and another payload.
     conflicts,
     /// Claims that found another worker's living lease.

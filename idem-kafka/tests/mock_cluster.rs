@@ -56,6 +56,18 @@ async fn batch(events: Vec<Event>, _tx: &mut Tx, effects: State<Effects>) -> Res
     Ok(())
 }
 
+#[idempotent(key = "id", consumer = "skipping", fingerprint = "amount", on_conflict = "skip")]
+async fn skipping(event: Event, effects: State<Effects>) -> Result<(), Refusal> {
+    effects.add(&event.id);
+    Ok(())
+}
+
+#[idempotent(key = "id", consumer = "stopping", fingerprint = "amount", on_conflict = "stop")]
+async fn stopping(event: Event, effects: State<Effects>) -> Result<(), Refusal> {
+    effects.add(&event.id);
+    Ok(())
+}
+
 /// Holds handlers back until it is opened.
 #[derive(Clone)]
 struct Gates(Arc<tokio::sync::Semaphore>, Arc<AtomicU32>);
@@ -357,4 +369,57 @@ async fn configuration_mistakes_are_named_before_anything_begins() {
     let error = app.state(Gates::default()).handle(&bed.topic, lease).run().await.unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.describe().contains("no.such.thing"), "{}", error.describe());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s4_a_conflict_is_skipped_where_the_handler_says_so() {
+    let bed = Bed::new("skipping", 1);
+    for amount in [1, 2, 1] {
+        bed.send(0, &Event { id: "A".into(), amount }).await;
+    }
+    let effects = Effects::default();
+    let app = bed.app().store(memory()).state(effects.clone()).handle(&bed.topic, skipping);
+    let summary = Running::start(app.until_idle(Duration::from_millis(200))).ended().await.unwrap();
+    assert_eq!((summary.completed, summary.conflicts, summary.dead_letters), (1, 1, 0));
+    assert_eq!(effects.of("A"), 1);
+    bed.all_committed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s4_a_conflict_stops_the_consumer_where_the_handler_says_so() {
+    let bed = Bed::new("stopping", 1);
+    for (id, amount) in [("A", 1), ("A", 2), ("B", 1)] {
+        bed.send(0, &Event { id: id.into(), amount }).await;
+    }
+    let (store, effects) = (memory(), Effects::default());
+    // However often it is started: it never goes past what a person has to look at.
+    for _ in 0..2 {
+        let app = bed.app().store(store.clone()).state(effects.clone()).handle(&bed.topic, stopping);
+        let error = Running::start(app).ended().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        let text = error.to_string();
+        assert!(text.contains("events/0/1") && text.contains("on_conflict"), "{text}");
+        assert_eq!(bed.offsets(), [(1, 3)], "the offset stands at the conflict");
+    }
+    assert_eq!(effects.of("A"), 1);
+    assert_eq!(bed.dead_letters().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_records_of_a_partition_run_carefully_and_the_rest_together() {
+    for careful in [0, 1, 7, 1000] {
+        let bed = Bed::new("atomic", 2);
+        for number in 0..200 {
+            // Every fifth is set aside, retried or bad, so that careful records end in every way.
+            let id = if number % 5 == 0 { format!("never-{number}") } else { format!("job-{number}") };
+            bed.send(number % 2, &event(id)).await;
+        }
+        bed.send_raw(0, Some(b"not json"), &[]).await;
+        let effects = Effects::default();
+        let app = bed.app().store(memory()).state(effects.clone()).careful_records(careful);
+        let app = app.handle(&bed.topic, atomic).until_idle(Duration::from_millis(200));
+        let summary = Running::start(app).ended().await.unwrap();
+        assert_eq!((summary.completed, summary.dead_letters, summary.received), (160, 41, 201), "{careful}");
+        bed.all_committed().await;
+    }
 }

@@ -26,6 +26,13 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `scripts/test`, or start servers with `scripts/services up` and `eval \"$(scripts/services env)\"`"))
 }
 
+/// The database, with a schema of that name.
+fn schema_url(name: &str) -> String {
+    let database = variable("IDEM_TEST_POSTGRES_URL");
+    let separator = if database.contains('?') { '&' } else { '?' };
+    format!("{database}{separator}options=-c%20search_path%3D{name}")
+}
+
 /// A topic, a group and a schema of one test.
 struct Bed {
     brokers: String,
@@ -38,10 +45,8 @@ struct Bed {
 impl Bed {
     async fn new(test: &str, partitions: i32) -> Self {
         let brokers = variable("IDEM_TEST_KAFKA_BROKERS");
-        let database = variable("IDEM_TEST_POSTGRES_URL");
         let name = format!("{test}_{}", uuid::Uuid::new_v4().simple());
-        let separator = if database.contains('?') { '&' } else { '?' };
-        let url = format!("{database}{separator}options=-c%20search_path%3D{name}");
+        let url = schema_url(&name);
         let pool = sqlx::PgPool::connect(&url).await.expect("PostgreSQL answers");
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
             "CREATE SCHEMA {name}; CREATE TABLE {name}.effects (id text NOT NULL, number bigint GENERATED ALWAYS AS IDENTITY)"
@@ -90,6 +95,13 @@ impl Bed {
             }
         });
         futures_util::future::join_all(sends).await;
+    }
+
+    async fn send_one(&self, id: &str) {
+        let producer: FutureProducer = self.client().create().unwrap();
+        let payload = serde_json::to_vec(&Event { id: id.to_owned(), amount: 1 }).unwrap();
+        let record = FutureRecord::<[u8], _>::to(&self.name).payload(&payload).partition(0);
+        producer.send(record, TIMEOUT).await.unwrap();
     }
 
     /// The group's committed offset and the end, for each partition.
@@ -269,4 +281,63 @@ async fn what_is_missing_at_start_is_named() {
     let error =
         App::builder().brokers(&bed.brokers).group("g").store_url(store).handle(&bed.name, recorded).run().await;
     assert_eq!(error.unwrap_err().exit_code(), 6);
+}
+
+/// Ends its process where the event says so, as a bug in native code or the kernel's memory killer would.
+#[idempotent(key = "id", consumer = "recorded", attempts = 3, lease = "500ms")]
+async fn deadly(event: Event, tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("INSERT INTO effects (id) VALUES ($1)").bind(&event.id).execute(tx).await?;
+    if event.id == "deadly" {
+        std::process::abort();
+    }
+    Ok(())
+}
+
+const CHILD: &str = "IDEM_TEST_DEADLY_CHILD";
+
+/// Not a test of its own: the process that [`a_message_that_kills_its_process_runs_out_of_attempts`] starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadly_child() {
+    let Ok(name) = std::env::var(CHILD) else { return };
+    let url = schema_url(&name);
+    let store = connect(&url, &StoreOptions::default()).await.unwrap();
+    let app = App::builder().brokers(variable("IDEM_TEST_KAFKA_BROKERS")).group(&name).store(store);
+    let app = app
+        .handle(&name, deadly)
+        .careful_records(20)
+        // A member that died must not keep its partition for long.
+        .librdkafka("session.timeout.ms", "6000")
+        .librdkafka("heartbeat.interval.ms", "300")
+        .until_idle(Duration::from_secs(1));
+    Running::start(app).ended().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c2_a_message_that_kills_its_process_runs_out_of_attempts() {
+    let bed = Bed::new("deadly", 1).await;
+    bed.send(0..70).await;
+    bed.send_one("deadly").await;
+    bed.send(70..140).await;
+    // Two restarts at most to get near it, and one for each of its attempts.
+    let mut deaths = 0;
+    loop {
+        let mut child = tokio::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "deadly_child"]).env(CHILD, &bed.name).kill_on_drop(true);
+        child.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let status = tokio::time::timeout(Duration::from_secs(120), child.status()).await.expect("it ends").unwrap();
+        if status.success() {
+            break;
+        }
+        deaths += 1;
+        assert!(deaths < 12, "it dies for ever");
+    }
+    assert!(deaths >= 3, "each of its attempts killed a process, but there were {deaths} deaths");
+    assert_eq!(bed.effects().await, (140, 140), "its neighbours took effect once");
+    let attempts: Vec<(String, i32, i64)> =
+        sqlx::query_as("SELECT status, attempts, count(*) FROM processed_jobs GROUP BY 1, 2 ORDER BY 1, 2")
+            .fetch_all(&bed.pool)
+            .await
+            .unwrap();
+    assert_eq!(attempts, [("COMPLETED".to_owned(), 1, 140), ("FAILED".to_owned(), 3, 1)], "no neighbour lost a try");
+    bed.all_committed().await;
 }

@@ -9,9 +9,10 @@ use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::ext::IdentExt;
 use syn::spanned::Spanned;
-use syn::{Attribute, Ident, ReturnType, Type};
+use syn::{Attribute, Ident, Path, ReturnType, Type};
 
-use crate::model::{Field, HandlerFn, Parameter, Role, Settings, Source};
+use crate::model::{Field, HandlerFn, OnConflict, Parameter, Role, Settings, Source};
+use crate::parse::Text;
 use crate::paths::{alias, generated, generated_at, import};
 
 /// The handler value that stands in the function's place.
@@ -22,9 +23,12 @@ pub(crate) fn expand(handler: &HandlerFn, settings: &Settings) -> TokenStream {
     let body = body(handler);
     let import = import(&settings.krate);
     let implementation = implementation(handler, settings);
+    let warnings =
+        settings.key.iter().filter_map(Source::minted).map(|(name, written)| minted(handler, &name, written));
     quote! {
         #value
         #body
+        #(#warnings)*
         #(#cfgs)*
         #quiet
         const _: () = { #import #implementation };
@@ -68,6 +72,29 @@ fn body(handler: &HandlerFn) -> TokenStream {
     }
 }
 
+/// Warns of a part of the key that is made when the message comes (K2), at the literal that names it. A macro cannot warn
+/// by itself, but the compiler warns where something deprecated is used.
+fn minted(handler: &HandlerFn, name: &str, written: &Text) -> TokenStream {
+    let attrs = attributes(handler, &["cfg", "allow", "warn", "deny", "forbid"]);
+    let quiet = quiet_if_deprecated(handler);
+    let constant = Ident::new(name, written.span);
+    let note = format!(
+        "`{}` is made when a message comes, so each copy of it has another key and takes effect again; name what all \
+         copies share, or put `#[allow(deprecated)]` on the function",
+        written.text
+    );
+    quote! {
+        #(#attrs)*
+        #quiet
+        const _: () = {
+            #[allow(non_upper_case_globals, reason = "named as what it warns of")]
+            #[deprecated(note = #note)]
+            const #constant: () = ();
+            #constant
+        };
+    }
+}
+
 /// Attributes that go to the generated items instead of the function inside: there they would hide it, or be about
 /// something else.
 const MOVED: &[&str] = &["cfg", "allow", "expect", "warn", "deny", "forbid", "deprecated"];
@@ -92,7 +119,9 @@ fn implementation(handler: &HandlerFn, settings: &Settings) -> TokenStream {
     let spec = spec(handler, settings);
     let key = key(&settings.key);
     let fingerprint = fingerprint(&settings.fingerprint);
+    let lock = lock(&settings.lock);
     let require = require(handler);
+    let probe = settings.probe.as_ref().map(|probe| self::probe(handler, &probe.function));
     let call = call(handler);
     quote! {
         impl #idem::Handler for #name {
@@ -100,7 +129,9 @@ fn implementation(handler: &HandlerFn, settings: &Settings) -> TokenStream {
             #spec
             #key
             #fingerprint
+            #lock
             #require
+            #probe
             #call
         }
     }
@@ -137,7 +168,17 @@ fn options(settings: &Settings) -> impl Iterator<Item = TokenStream> {
     });
     let constraints = &settings.domain_unique;
     let domain_unique = (!constraints.is_empty()).then(|| quote!(domain_unique: &[#(#constraints),*]));
-    [lease, max_run, attempts, backoff, domain_unique].into_iter().flatten()
+    let on_conflict = settings.on_conflict.map(|choice| {
+        let choice = match choice {
+            OnConflict::DeadLetter => quote!(DeadLetter),
+            OnConflict::Skip => quote!(Skip),
+            OnConflict::Stop => quote!(Stop),
+        };
+        quote!(on_conflict: #idem::OnConflict::#choice)
+    });
+    let lock = (!settings.lock.is_empty()).then(|| quote!(lock: true));
+    let probe = settings.probe.as_ref().map(|_| quote!(probe: true));
+    [lease, max_run, attempts, backoff, domain_unique, on_conflict, lock, probe].into_iter().flatten()
 }
 
 fn duration(duration: Duration) -> TokenStream {
@@ -149,11 +190,7 @@ fn duration(duration: Duration) -> TokenStream {
 
 fn key(sources: &[Source]) -> TokenStream {
     let (idem, headers) = (alias(), generated("headers"));
-    let first = sources.iter().find_map(|source| match source {
-        Source::Field(field) => Some(field),
-        Source::Header(_) => None,
-    });
-    let event = event_name(first);
+    let event = event_name(first_field(sources));
     let parts = sources.iter().map(|source| match source {
         Source::Field(field) => {
             let (name, place) = (&field.path.text, place(field, &event));
@@ -169,6 +206,43 @@ fn key(sources: &[Source]) -> TokenStream {
             #idem::key(#headers) #(#parts)* .finish()
         }
     }
+}
+
+/// Nothing if there is no lock: the trait's own answer is right then.
+fn lock(sources: &[Source]) -> Option<TokenStream> {
+    if sources.is_empty() {
+        return None;
+    }
+    let (idem, headers) = (alias(), generated("headers"));
+    let event = event_name(first_field(sources));
+    let parts = sources.iter().map(|source| match source {
+        Source::Field(field) => {
+            let (name, place) = (plain_path(field), place(field, &event));
+            quote_spanned!(field.path.span=> .field(#name, #place))
+        }
+        Source::Header(header) => {
+            let name = &header.text;
+            quote_spanned!(header.span=> .header(#name))
+        }
+    });
+    Some(quote! {
+        fn lock(#event: &Self::Event, #headers: &dyn #idem::Headers) -> #idem::LockResult {
+            #idem::lock(#headers) #(#parts)* .finish()
+        }
+    })
+}
+
+/// A lock is named by its path, which is the same one with and without `r#`.
+fn plain_path(field: &Field) -> String {
+    let segments: Vec<_> = field.path.text.split('.').map(|segment| segment.trim_start_matches("r#")).collect();
+    segments.join(".")
+}
+
+fn first_field(sources: &[Source]) -> Option<&Field> {
+    sources.iter().find_map(|source| match source {
+        Source::Field(field) => Some(field),
+        Source::Header(_) => None,
+    })
 }
 
 /// Nothing if no fields are chosen: the trait's own answer is right then.
@@ -221,7 +295,7 @@ fn require(handler: &HandlerFn) -> Option<TokenStream> {
 
 fn call(handler: &HandlerFn) -> TokenStream {
     let (idem, call) = (alias(), generated("call"));
-    let arguments = handler.parameters.iter().map(argument);
+    let arguments = handler.parameters.iter().map(|parameter| argument(parameter, Span::call_site()));
     let sig = &handler.function.sig;
     // Where the compiler reports a future that is not `Send`, and an answer that is no `Result`.
     let result = quote_spanned!(sig.ident.span()=> __idem::CallResult);
@@ -240,22 +314,45 @@ fn call(handler: &HandlerFn) -> TokenStream {
     }
 }
 
-/// One argument of the function, taken from the call.
-fn argument(parameter: &Parameter) -> TokenStream {
-    let call = generated("call");
+/// The probe gets what the function gets, but the event by reference. Everything is spanned to the path that the attribute
+/// gives, so that the compiler points there when the probe takes or answers something else.
+fn probe(handler: &HandlerFn, function: &Path) -> TokenStream {
+    let idem = alias();
+    let span = function.span();
+    let [call, event, answer] = ["call", "event", "answer"].map(|name| generated_at(name, span));
+    let result = quote_spanned!(span=> __idem::ProbeResult);
+    let arguments = handler.parameters.iter().map(|parameter| match parameter.role {
+        Role::Event => quote_spanned!(span=> &#event),
+        _ => argument(parameter, span),
+    });
+    let asked = quote_spanned!(span=> #function(#(#arguments),*).await);
+    let outcome = quote_spanned!(span=> __idem::IntoProbe::into_probe(#answer));
+    quote! {
+        async fn probe(#call: #idem::Call<'_, Self::Event>) -> #result {
+            let mut #call = #idem::arguments(#call);
+            let #event = #call.event()?;
+            let #answer = #asked;
+            #outcome
+        }
+    }
+}
+
+/// One argument of the function, taken from the call, whose name is made at `span`. Errors about it are shown there.
+fn argument(parameter: &Parameter, span: Span) -> TokenStream {
+    let call = generated_at("call", span);
     let (taker, function) = match &parameter.role {
-        Role::Event => return quote!(#call.event()?),
-        Role::Events => return quote!(#call.events()),
+        Role::Event => return quote_spanned!(span=> #call.event()?),
+        Role::Events => return quote_spanned!(span=> #call.events()),
         Role::Jobs(ty) => {
             let all = of_trait(ty, "JobParameter", "all");
-            return quote!(#call.jobs(#all));
+            return quote_spanned!(span=> #call.jobs(#all));
         }
         Role::Job(ty) => ("job", of_trait(ty, "JobParameter", "one")),
         Role::Transaction(ty) => ("transaction", of_trait(ty, "Transactional", "of")),
         Role::Shared => ("parameter", of_trait(&parameter.ty, "Parameter", "take")),
     };
     let taker = Ident::new(taker, Span::call_site());
-    quote!(#call.#taker(#function)?)
+    quote_spanned!(span=> #call.#taker(#function)?)
 }
 
 /// `<Ty as __idem::Trait>::function`

@@ -63,9 +63,12 @@ fn idempotent_in(
 ) -> proc_macro2::TokenStream {
     let mut diagnostics = Diagnostics::new();
     let arguments = parse::arguments(arguments, &mut diagnostics);
-    let settings = Settings::check(&arguments, default_crate, &mut diagnostics);
+    let mut settings = Settings::check(&arguments, default_crate, &mut diagnostics);
     let handler = parse::function(item.clone(), &mut diagnostics)
         .and_then(|function| HandlerFn::check(function, &mut diagnostics));
+    if let Some(handler) = &handler {
+        settings.fit(handler, &mut diagnostics);
+    }
     let expanded = handler.map_or(item, |handler| expand::expand(&handler, &settings));
     let errors = diagnostics.finish();
     quote!(#expanded #errors)

@@ -20,6 +20,9 @@ pub(crate) enum Name {
     Backoff,
     Fingerprint,
     DomainUnique,
+    OnConflict,
+    Lock,
+    Probe,
     Crate,
 }
 
@@ -33,6 +36,9 @@ const ARGUMENTS: &[(Name, &str, &str)] = &[
     (Name::Backoff, "backoff", r#"backoff = "250ms..1m""#),
     (Name::Fingerprint, "fingerprint", r#"fingerprint = ["amount", "currency"]"#),
     (Name::DomainUnique, "domain_unique", r#"domain_unique = "uq_invoices_order_id""#),
+    (Name::OnConflict, "on_conflict", r#"on_conflict = "skip""#),
+    (Name::Lock, "lock", r#"lock = "account_id""#),
+    (Name::Probe, "probe", "probe = settled"),
     (Name::Crate, "crate", "crate = idem_core"),
 ];
 
@@ -181,6 +187,17 @@ impl Argument {
             Ok((literal.base10_parse()?, literal.span()))
         };
         self.value(diagnostics, number, "a whole number")
+    }
+
+    /// The value as the path of a function, with or without quotes.
+    pub(crate) fn function(&self, diagnostics: &mut Diagnostics) -> Option<Path> {
+        let function = |input: ParseStream<'_>| {
+            if input.peek(LitStr) {
+                return input.parse::<LitStr>()?.parse_with(Path::parse_mod_style);
+            }
+            input.call(Path::parse_mod_style)
+        };
+        self.value(diagnostics, function, "the path of a function")
     }
 
     /// The value as a path.

@@ -37,6 +37,19 @@ async fn settle(event: PaymentRequested, job: &Job, gateway: State<Gateway>) -> 
 }
 
 #[test]
+fn probe() {
+    compare(
+        "probe",
+        r#"
+#[idempotent(key = "payment_id", consumer = "payment-settlement", probe = settled)]
+async fn settle(event: PaymentRequested, job: &Job, gateway: State<Gateway>) -> Result<Receipt, GatewayError> {
+    gateway.charge(job.downstream_key("charge"), &event).await
+}
+"#,
+    );
+}
+
+#[test]
 fn batch() {
     compare(
         "batch",
@@ -76,6 +89,8 @@ fn every_argument() {
     backoff = "100ms..1m",
     fingerprint = ["amount", "customer.id"],
     domain_unique = ["uq_invoices_order_id", "invoices.order_id"],
+    on_conflict = "skip",
+    lock = ["customer.id", "header:tenant"],
     crate = renamed::idem_core,
 )]
 async fn issue_invoice(event: OrderPaid, tx: &mut PgConnection) -> Result<(), InvoiceError> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use idem_core::store::{Engine, MemoryStore, Store, Tx};
 use idem_core::{
-    Call, ConsumerName, EventKey, FailureKind, Fingerprint, Handler, Headers, Job, KeyError, Mode, Requirements, State,
-    States,
+    Call, ConsumerName, EventKey, FailureKind, Fingerprint, Handler, Headers, Job, KeyError, LockName, Mode,
+    OnConflict, Output, Probe, Requirements, State, States,
 };
 use idem_macros::{Classify, idempotent};
 use serde::{Deserialize, Serialize};
@@ -76,11 +76,37 @@ async fn greet(seen: State<Seen>, events: Vec<OrderPaid>, jobs: &[Job]) -> Resul
     attempts = 5,
     backoff = "100ms..1m",
     fingerprint = ["amount", customer.country],
-    domain_unique = "uq_invoices_order_id"
+    domain_unique = "uq_invoices_order_id",
+    on_conflict = "skip",
+    lock = ["header:tenant", customer.id, "kind"],
+    probe = probed
 )]
 async fn set_everything(event: OrderPaid) -> Result<(), InvoiceError> {
     drop(event);
     Ok(())
+}
+
+async fn probed(event: &OrderPaid) -> Probe {
+    if event.amount == 5 { Probe::Done } else { Probe::Unknown }
+}
+
+#[idempotent(key = "order_id", consumer = "shipping", lock = "customer.id", probe = "probes::shipped")]
+async fn ship(seen: State<Seen>, event: OrderPaid, job: &Job) -> Result<Customer, InvoiceError> {
+    seen.lock().unwrap().push(format!("{} shipped", job.key()));
+    Ok(event.customer)
+}
+
+mod probes {
+    use super::*;
+
+    pub async fn shipped(seen: State<Seen>, event: &OrderPaid, job: &Job) -> Result<Probe, InvoiceError> {
+        seen.lock().unwrap().push(format!("{} asked for {}", job.key(), event.amount));
+        match event.amount {
+            0 => Err(InvoiceError::NoLines),
+            1 => Ok(Probe::Done),
+            _ => Ok(Probe::NotDone),
+        }
+    }
 }
 
 /// One header.
@@ -136,11 +162,13 @@ fn the_attribute_is_kept_as_data() {
     assert_eq!(spec.attempts, Some(5));
     assert_eq!(spec.backoff, Some((Duration::from_millis(100), Duration::from_secs(60))));
     assert_eq!(spec.domain_unique, ["uq_invoices_order_id"]);
+    assert_eq!((spec.on_conflict, spec.lock, spec.probe), (OnConflict::Skip, true, true));
 
     let spec = issue_invoice::SPEC;
     assert_eq!((spec.name, spec.consumer, spec.mode, spec.batch), ("issue_invoice", "invoice", Mode::Atomic, false));
     assert_eq!((spec.lease, spec.max_run, spec.attempts, spec.backoff), (None, None, None, None));
     assert!(spec.domain_unique.is_empty());
+    assert_eq!((spec.on_conflict, spec.lock, spec.probe), (OnConflict::DeadLetter, false, false));
     let batch = [issue_invoice::SPEC.batch, greet::SPEC.batch];
     assert_eq!(batch, [false, true]);
 }
@@ -175,7 +203,7 @@ async fn run<H: Handler>(_: H, events: Vec<H::Event>, jobs: &[Job]) -> (Result<(
         (MemoryStore::default().begin().await.unwrap(), States::default(), Seen::default());
     states.insert(Arc::clone(&seen));
     let call = Call { events, jobs, tx: Some(&mut tx), states: &states };
-    let ended = H::call(call).await.map_err(|failure| failure.kind);
+    let ended = H::call(call).await.map(drop).map_err(|failure| failure.kind);
     let seen = seen.lock().unwrap().clone();
     (ended, seen)
 }
@@ -185,6 +213,65 @@ async fn a_call_hands_over_every_parameter() {
     let (ended, seen) = run(issue_invoice, vec![order("A-1")], &[job("A-1")]).await;
     assert_eq!(ended, Ok(()));
     assert_eq!(seen, ["A-1 for 5 in Tx(in-memory)"]);
+}
+
+#[test]
+fn l5_a_lock_is_named_by_paths_and_values_not_by_consumer() {
+    let name = |parts: &[(&str, &str)]| LockName::from_parts(parts.iter().copied()).unwrap();
+    let several = set_everything::lock(&order("A-1"), &Tenant(b"north")).unwrap().unwrap();
+    assert_eq!(several, name(&[("customer.id", "7"), ("header:tenant", "north"), ("kind", "paid")]));
+    assert_eq!(ship::lock(&order("A-1"), &()).unwrap().unwrap(), name(&[("customer.id", "7")]));
+    assert!(issue_invoice::lock(&order("A-1"), &()).is_none());
+}
+
+#[test]
+fn k4_a_message_that_does_not_name_its_lock_is_refused_as_one_without_a_key() {
+    let missing = |field: &str| Some(Err(KeyError::Missing { field: field.into() }));
+    let no_kind = OrderPaid { kind: None, ..order("A-1") };
+    let empty = OrderPaid { kind: Some(String::new()), ..order("A-1") };
+    assert_eq!(set_everything::lock(&order("A-1"), &()), missing("tenant"));
+    assert_eq!(set_everything::lock(&no_kind, &Tenant(b"north")), missing("kind"));
+    let refused = Some(Err(KeyError::Empty { field: "kind".into() }));
+    assert_eq!(set_everything::lock(&empty, &Tenant(b"north")), refused);
+    let refused = Some(Err(KeyError::NotText { field: "tenant".into() }));
+    assert_eq!(set_everything::lock(&order("A-1"), &Tenant(b"\xff")), refused);
+}
+
+/// Asks a handler's probe, and tells what it answered and what it saw.
+async fn ask<H: Handler>(_: H, event: H::Event, job: &Job) -> (Result<Probe, FailureKind>, Vec<String>) {
+    let (mut states, seen) = (States::default(), Seen::default());
+    states.insert(Arc::clone(&seen));
+    let call = Call { events: vec![event], jobs: std::slice::from_ref(job), tx: None, states: &states };
+    let answer = H::probe(call).await.map_err(|failure| failure.kind);
+    let seen = seen.lock().unwrap().clone();
+    (answer, seen)
+}
+
+#[tokio::test]
+async fn t2_a_probe_gets_what_its_handler_gets() {
+    let job = job("A-1");
+    for (amount, answer) in [(0, Err(FailureKind::Terminal)), (1, Ok(Probe::Done)), (2, Ok(Probe::NotDone))] {
+        let event = OrderPaid { amount, ..order("A-1") };
+        assert_eq!(ask(ship, event, &job).await, (answer, vec![format!("A-1 asked for {amount}")]));
+    }
+    assert_eq!(ask(set_everything, order("A-1"), &job).await.0, Ok(Probe::Done));
+}
+
+#[tokio::test]
+async fn t2_without_a_probe_nothing_is_known_to_be_done() {
+    assert_eq!(ask(issue_invoice, order("A-1"), &job("A-1")).await, (Ok(Probe::NotDone), vec![]));
+}
+
+#[tokio::test]
+async fn what_a_handler_returns_is_kept_as_json() {
+    async fn output<H: Handler>(_: H, event: H::Event) -> Output {
+        let mut tx = MemoryStore::default().begin().await.unwrap();
+        let call = Call { events: vec![event], jobs: &[job("A-1")], tx: Some(&mut tx), states: &states() };
+        H::call(call).await.unwrap()
+    }
+    assert_eq!(output(issue_invoice, order("A-1")).await.as_json(), Some(&b"5"[..]));
+    assert_eq!(output(ship, order("A-1")).await.as_json(), Some(&br#"{"id":7,"country":"ID"}"#[..]));
+    assert_eq!(output(set_everything, order("A-1")).await.as_json(), None);
 }
 
 #[tokio::test]

@@ -53,3 +53,14 @@ CREATE TABLE processed_jobs (
 );
 
 CREATE INDEX processed_jobs_created ON processed_jobs USING brin (created_at) WITH (pages_per_range = 32);
+
+CREATE TABLE job_locks (
+    lock_name       varchar(255) COLLATE "C" NOT NULL,
+    locked_until    timestamptz,
+    token           uuid,
+    consumer_name   varchar(100),
+    idempotency_key varchar(255),
+    updated_at      timestamptz NOT NULL,
+    CONSTRAINT job_locks_pkey PRIMARY KEY (lock_name),
+    CONSTRAINT job_locks_state CHECK ((token IS NULL) = (locked_until IS NULL))
+);

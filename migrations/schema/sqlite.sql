@@ -46,3 +46,14 @@ CREATE TABLE processed_jobs (
     ),
     CONSTRAINT processed_jobs_counts CHECK (fence >= 0 AND attempts >= 0)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE job_locks (
+    lock_name       TEXT    NOT NULL COLLATE BINARY CHECK (length(lock_name) BETWEEN 1 AND 255),
+    locked_until    INTEGER,
+    token           TEXT,
+    consumer_name   TEXT,
+    idempotency_key TEXT,
+    updated_at      INTEGER NOT NULL,
+    CONSTRAINT job_locks_pkey PRIMARY KEY (lock_name),
+    CONSTRAINT job_locks_state CHECK ((token IS NULL) = (locked_until IS NULL))
+) STRICT, WITHOUT ROWID;

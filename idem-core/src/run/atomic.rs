@@ -4,15 +4,22 @@
 //! run again with savepoints, so that the failing message neither takes its neighbours along nor makes them slow. Handlers
 //! therefore may run more than once for one message; only what the last transaction did is kept.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
-use super::{CrashPoint, Delivery, Inner, Ordering, Outcome, Report, Undecided, caught, jitter};
-use crate::handler::{FailureKind, HandlerFailure, Job};
-use crate::machine::{Decision, Failure, FailureCause, Input, Run, State, TryFailed, step};
-use crate::store::{Answer, Retry, StoreError, StoreErrorKind, Tx};
+use super::{
+    AlreadyDone, BUSY_LOCK, CrashPoint, Delivery, Inner, Ordering, Outcome, Report, Undecided, caught, jitter,
+    retry_in, returned,
+};
+use crate::handler::{FailureKind, HandlerFailure, Job, Output};
+use crate::key::{EventKey, LockName};
+use crate::machine::{Decision, FailureCause, Input, Run, RunKind, State, Token, TryFailed, step};
+use crate::store::{Answer, Retry, Returned, StoreError, StoreErrorKind, Tx};
+use crate::timestamp::Timestamp;
 
 /// Messages between two savepoints once failures were seen: few enough to repeat, many enough that the savepoints cost
 /// little.
@@ -25,6 +32,107 @@ const CUTS: u32 = 3;
 const CONTENTION_TRIES: u32 = 4;
 
 pub(super) async fn run(inner: &Inner, deliveries: Vec<Delivery>, stop: &CancellationToken, report: &dyn Report) {
+    let (careful, mut others): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(Delivery::is_careful);
+    if !careful.is_empty() {
+        match done_already(inner, &careful).await {
+            Ok(done) => {
+                for (delivery, done) in careful.into_iter().zip(done) {
+                    if done { others.push(delivery) } else { run_carefully(inner, delivery, stop, report).await }
+                }
+            }
+            Err(error) => {
+                let undecided = Undecided::from_store(error);
+                for delivery in careful {
+                    report.decided(delivery, Outcome::Undecided(undecided.clone()));
+                }
+            }
+        }
+    }
+    if !others.is_empty() {
+        run_together(inner, others, stop, report).await;
+    }
+}
+
+/// Which of these jobs are completed: no handler will run for them, so they need no care.
+async fn done_already(inner: &Inner, deliveries: &[Delivery]) -> Result<Vec<bool>, StoreError> {
+    let keys: Vec<_> = deliveries.iter().map(|delivery| delivery.key().clone()).collect();
+    let states = inner.store().read(&inner.terms.consumer, &keys).await?;
+    Ok(states.iter().map(|state| matches!(state, State::Completed { .. })).collect())
+}
+
+/// Commits the claim, and with it the attempt, before the handler runs: if it kills the process, that was a try. One at a
+/// time, so that no other message's attempt is counted for it.
+async fn run_carefully(inner: &Inner, delivery: Delivery, stop: &CancellationToken, report: &dyn Report) {
+    let (key, token) = (delivery.key().clone(), delivery.token());
+    let _turn = tokio::select! {
+        biased;
+        () = stop.cancelled() => return report.decided(delivery, Outcome::Undecided(Undecided::Cancelled)),
+        turn = inner.careful.lock() => turn,
+    };
+    let claimed = tokio::select! {
+        biased;
+        () = stop.cancelled() => Err(Undecided::Cancelled),
+        claimed = claim_ahead(inner, &delivery) => claimed.map_err(Undecided::from_store),
+    };
+    let decided = Mutex::new(None);
+    let keep = |delivery: Delivery, outcome: Outcome| {
+        *decided.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery, outcome));
+    };
+    let taken_over =
+        matches!(&claimed, Ok(Answer { decision: Decision::Run(Run { kind: RunKind::Takeover, .. }), .. }));
+    match claimed {
+        Err(undecided) => keep(delivery, Outcome::Undecided(undecided)),
+        // The transaction claims once more with the same token, so it gets what was claimed here.
+        Ok(Answer { decision: Decision::Run(_), .. }) => run_together(inner, vec![delivery], stop, &keep).await,
+        Ok(answer) => {
+            let outcome = inner.outcome(&delivery, &answer);
+            give_back(vec![delivery], vec![outcome], &keep);
+        }
+    }
+    let Some((delivery, mut outcome)) = decided.into_inner().unwrap_or_else(PoisonError::into_inner) else { return };
+    if let Outcome::Completed { takeover, .. } = &mut outcome {
+        // For the transaction it was its own claim.
+        *takeover |= taken_over;
+    }
+    if leaves_its_claim(&outcome) {
+        // Its transaction is over or rolled back, so nothing of it runs any more. Before it is reported: whoever asks for it
+        // next would find it in progress, with a try that it never had.
+        give_up_claim(inner, key, token).await;
+    }
+    report.decided(delivery, outcome);
+}
+
+/// Whether a claim that was committed ahead may still be held after its transaction.
+fn leaves_its_claim(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Completed { .. }
+        | Outcome::Duplicate(_)
+        | Outcome::Conflict
+        | Outcome::NotDue { .. }
+        | Outcome::Failed { .. }
+        | Outcome::Exhausted { .. }
+        | Outcome::LeaseLost => false,
+        // Its lock is somebody else's (L5).
+        Outcome::InProgress { .. } => true,
+        Outcome::Undecided(Undecided::Cancelled | Undecided::Contention(_) | Undecided::Broken(_)) => true,
+        // Nobody would hear it. Asked again with the same token, it is the same claim, and the same try.
+        Outcome::Undecided(Undecided::Unavailable(_)) => false,
+    }
+}
+
+async fn claim_ahead(inner: &Inner, delivery: &Delivery) -> Result<Answer, StoreError> {
+    let mut answers = inner.store().claim(&inner.terms, std::slice::from_ref(&delivery.request)).await?;
+    answers.pop().ok_or_else(|| StoreError::new(StoreErrorKind::Broken, "a claim was not answered"))
+}
+
+/// So that the next process need not wait for the lease. If it fails, it must.
+async fn give_up_claim(inner: &Inner, key: EventKey, token: Token) {
+    if let Err(error) = inner.store().release(&inner.terms, &[(key, token)]).await {
+        tracing::debug!(consumerName = %inner.terms.consumer, errorMessage = %error, "a claim was not released and runs out");
+    }
+}
+
+async fn run_together(inner: &Inner, deliveries: Vec<Delivery>, stop: &CancellationToken, report: &dyn Report) {
     let mut waiting = vec![deliveries];
     while let Some(mut batch) = waiting.pop() {
         match decide(inner, &mut batch, stop).await {
@@ -172,27 +280,27 @@ async fn transaction(
     with_savepoints: bool,
     stop: &CancellationToken,
 ) -> Result<Vec<Outcome>, Aborted> {
+    let names: Vec<_> = batch.iter().filter_map(Delivery::lock).cloned().collect();
+    if !names.is_empty() {
+        inner.store().make_locks(&names).await?;
+    }
     let mut tx = inner.store().begin().await?;
     CrashPoint::Begun.pass();
-    let requests: Vec<_> = batch.iter().map(|delivery| delivery.request.clone()).collect();
-    let answers = tx.store().claim(&inner.terms, &requests).await?;
+    let answers = claim(inner, &mut tx, batch, &names).await?;
     CrashPoint::Claimed.pass();
 
     let cancel = stop.child_token();
     let mut claimed: Vec<_> = answers
         .iter()
         .enumerate()
-        .filter_map(|(index, answer)| match answer.decision {
-            Decision::Run(run) => Some(Claimed { index, job: inner.job(&batch[index], &run, cancel.clone()), run }),
-            _ => None,
-        })
+        .filter_map(|(index, answer)| Claimed::of(inner, index, &batch[index], answer.as_ref()?, cancel.clone()))
         .collect();
     // One order everywhere, so that handlers which lock rows of their own by key do not deadlock with each other.
     claimed.sort_by(|a, b| a.job.key().cmp(b.job.key()));
 
-    let mut work = Work { inner, batch, tx: &mut tx, failures: Vec::new() };
+    let mut work = Work { inner, batch, tx: &mut tx, failures: Vec::new(), outputs: HashMap::new() };
     let handled = if with_savepoints { work.run_in_segments(&claimed).await } else { work.run_all(&claimed).await };
-    let failures = work.failures;
+    let Work { failures, outputs, .. } = work;
     match handled {
         Ok(()) => {}
         Err(Aborted::Handler(failure)) => {
@@ -204,10 +312,14 @@ async fn transaction(
     }
     CrashPoint::Handled.pass();
 
-    let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
+    let verdicts = Verdicts::new(inner, &claimed, failures, outputs)?;
     let failed_rows = verdicts.rows(batch);
     if !failed_rows.is_empty() {
         tx.store().overwrite(&inner.terms, &failed_rows).await.map_err(after_handlers)?;
+    }
+    let results = verdicts.results(batch);
+    if !results.is_empty() {
+        tx.store().keep_results(&inner.terms.consumer, &results).await.map_err(after_handlers)?;
     }
     CrashPoint::BeforeCommit.pass();
     tx.commit().await.map_err(after_handlers)?;
@@ -215,11 +327,47 @@ async fn transaction(
     Ok(verdicts.outcomes(inner, batch, &answers))
 }
 
+/// One answer for each delivery; none for those whose lock somebody else holds, which are not claimed (L5). Locks come first
+/// and nobody waits for them, so they cannot deadlock with the rows.
+async fn claim(
+    inner: &Inner,
+    tx: &mut Tx,
+    batch: &[Delivery],
+    names: &[LockName],
+) -> Result<Vec<Option<Answer>>, StoreError> {
+    let mut held = if names.is_empty() { Vec::new() } else { tx.store().lock(names).await? }.into_iter();
+    let admitted: Vec<bool> =
+        batch.iter().map(|delivery| delivery.lock().is_none() || held.next().unwrap_or(false)).collect();
+    let of_admitted = batch.iter().zip(&admitted).filter(|(_, admitted)| **admitted);
+    let requests: Vec<_> = of_admitted.map(|(delivery, _)| delivery.request.clone()).collect();
+    let mut answers =
+        if requests.is_empty() { Vec::new() } else { tx.store().claim(&inner.terms, &requests).await? }.into_iter();
+    Ok(admitted.into_iter().map(|admitted| if admitted { answers.next() } else { None }).collect())
+}
+
 struct Claimed {
     /// Which delivery of the batch.
     index: usize,
     job: Job,
     run: Run,
+    /// The row as it was claimed, and the database's clock then.
+    state: State,
+    now: Timestamp,
+}
+
+impl Claimed {
+    /// Nothing if the answer is not to run.
+    fn of(
+        inner: &Inner,
+        index: usize,
+        delivery: &Delivery,
+        answer: &Answer,
+        cancel: CancellationToken,
+    ) -> Option<Self> {
+        let Decision::Run(run) = answer.decision else { return None };
+        let job = inner.job(delivery, &run, cancel, None);
+        Some(Self { index, job, run, state: answer.state, now: answer.now })
+    }
 }
 
 struct Work<'a> {
@@ -228,6 +376,8 @@ struct Work<'a> {
     tx: &'a mut Tx,
     /// Failed tries, by their delivery's index. Their effects are undone.
     failures: Vec<(usize, HandlerFailure)>,
+    /// What handlers of single messages returned, by their delivery's index. Of a try that was repeated, the last one's.
+    outputs: HashMap<usize, Output>,
 }
 
 impl Work<'_> {
@@ -289,7 +439,15 @@ impl Work<'_> {
         let events = part.iter().map(|claimed| self.batch[claimed.index].take_event()).collect();
         let max_run = self.inner.policy.max_run;
         let running = caught(self.inner.handler.call(&jobs, events, Some(self.tx), &self.inner.guard.states));
-        tokio::time::timeout(max_run, running).await.unwrap_or_else(|_| Err(HandlerFailure::timeout(max_run)))
+        let output = match tokio::time::timeout(max_run, running).await {
+            Ok(result) => result?,
+            Err(_) => return Err(HandlerFailure::timeout(max_run)),
+        };
+        // What a call for several returned is no one job's.
+        if let [alone] = part {
+            self.outputs.insert(alone.index, output);
+        }
+        Ok(())
     }
 }
 
@@ -300,29 +458,33 @@ struct Verdicts {
 }
 
 enum Verdict {
-    Done { run: Run, already_done: bool },
+    Done { run: Run, already_done: Option<AlreadyDone>, output: Option<Output> },
     Failed { run: Run, state: State, retry: Retry, failure: HandlerFailure },
 }
 
 impl Verdicts {
     fn new(
         inner: &Inner,
-        answers: &[Answer],
         claimed: &[Claimed],
         failures: Vec<(usize, HandlerFailure)>,
+        mut outputs: HashMap<usize, Output>,
     ) -> Result<Self, StoreError> {
-        let mut failures: std::collections::HashMap<_, _> = failures.into_iter().collect();
+        let mut failures: HashMap<_, _> = failures.into_iter().collect();
         let verdict = |claimed: &Claimed| {
             let run = claimed.run;
             let verdict = match failures.remove(&claimed.index) {
-                None => Verdict::Done { run, already_done: false },
+                None => {
+                    let output = outputs.remove(&claimed.index).unwrap_or_default();
+                    Verdict::Done { run, already_done: None, output: Some(output) }
+                }
                 // The domain says that the effect is there: done, and the row stays completed [T3].
-                Some(failure) if inner.expects(&failure) => Verdict::Done { run, already_done: true },
+                Some(failure) if inner.expects(&failure) => {
+                    Verdict::Done { run, already_done: Some(AlreadyDone::Domain), output: None }
+                }
                 Some(failure) => {
-                    let answer = &answers[claimed.index];
                     let retry = inner.retry(&failure, run.attempt);
-                    let cause = retry.cause(answer.now);
-                    let state = failed_state(&answer.state, run, cause, inner.terms.max_attempts)?;
+                    let cause = retry.cause(claimed.now);
+                    let state = failed_state(&claimed.state, run, cause, inner.terms.max_attempts)?;
                     Verdict::Failed { run, state, retry, failure }
                 }
             };
@@ -332,7 +494,7 @@ impl Verdicts {
     }
 
     /// The rows that must not stay completed.
-    fn rows(&self, batch: &[Delivery]) -> Vec<(crate::EventKey, State, String)> {
+    fn rows(&self, batch: &[Delivery]) -> Vec<(EventKey, State, String)> {
         let row = |(index, verdict): &(usize, Verdict)| match verdict {
             Verdict::Done { .. } => None,
             Verdict::Failed { state, failure, .. } => {
@@ -342,30 +504,36 @@ impl Verdicts {
         self.all.iter().filter_map(row).collect()
     }
 
-    fn outcomes(self, inner: &Inner, batch: &[Delivery], answers: &[Answer]) -> Vec<Outcome> {
-        let mut outcomes: Vec<_> =
-            batch.iter().zip(answers).map(|(delivery, answer)| inner.outcome(delivery, answer)).collect();
+    /// What the rows keep of what handlers returned.
+    fn results(&self, batch: &[Delivery]) -> Vec<(EventKey, Returned)> {
+        let result = |(index, verdict): &(usize, Verdict)| match verdict {
+            Verdict::Done { output: Some(output), .. } => {
+                let returned = returned(output);
+                (!returned.is_nothing()).then(|| (batch[*index].key().clone(), returned))
+            }
+            Verdict::Done { output: None, .. } | Verdict::Failed { .. } => None,
+        };
+        self.all.iter().filter_map(result).collect()
+    }
+
+    fn outcomes(self, inner: &Inner, batch: &[Delivery], answers: &[Option<Answer>]) -> Vec<Outcome> {
+        let outcome = |(delivery, answer): (&Delivery, &Option<Answer>)| match answer {
+            Some(answer) => inner.outcome(delivery, answer),
+            None => Outcome::InProgress { wait: BUSY_LOCK },
+        };
+        let mut outcomes: Vec<_> = batch.iter().zip(answers).map(outcome).collect();
         for (index, verdict) in self.all {
             outcomes[index] = match verdict {
-                Verdict::Done { run, already_done } => Outcome::Completed {
-                    attempt: run.attempt,
-                    takeover: run.kind == crate::machine::RunKind::Takeover,
-                    already_done,
-                },
+                Verdict::Done { run, already_done, output } => {
+                    let takeover = run.kind == RunKind::Takeover;
+                    Outcome::Completed { attempt: run.attempt, takeover, already_done, output }
+                }
                 Verdict::Failed { run, state, retry, failure } => {
                     Outcome::Failed { attempt: run.attempt, retry_in: retry_in(&state, retry), failure }
                 }
             };
         }
         outcomes
-    }
-}
-
-/// The wait that was drawn, if the row says that there is a next try.
-pub(super) fn retry_in(state: &State, retry: Retry) -> Option<Duration> {
-    match (state, retry) {
-        (State::Failed { failure: Failure::Due(_), .. }, Retry::After(wait)) => Some(wait),
-        _ => None,
     }
 }
 
@@ -404,14 +572,16 @@ async fn write_failure(
 ) -> Result<Vec<Outcome>, StoreError> {
     let mut tx = inner.store().begin().await?;
     let answers = tx.store().claim(&inner.terms, std::slice::from_ref(&delivery.request)).await?;
+    let answers: Vec<_> = answers.into_iter().map(Some).collect();
     let batch = std::slice::from_ref(delivery);
-    let claimed = match answers[0].decision {
-        Decision::Run(run) => vec![Claimed { index: 0, job: inner.job(delivery, &run, CancellationToken::new()), run }],
-        // Somebody else got the job meanwhile: what they made of it stands.
-        _ => vec![],
-    };
+    // Nothing if somebody else got the job meanwhile: what they made of it stands.
+    let claimed: Vec<_> = answers
+        .iter()
+        .flatten()
+        .filter_map(|answer| Claimed::of(inner, 0, delivery, answer, CancellationToken::new()))
+        .collect();
     let failures = claimed.iter().map(|claimed| (claimed.index, failure.clone())).collect();
-    let verdicts = Verdicts::new(inner, &answers, &claimed, failures)?;
+    let verdicts = Verdicts::new(inner, &claimed, failures, HashMap::new())?;
     let failed_rows = verdicts.rows(batch);
     if !failed_rows.is_empty() {
         tx.store().overwrite(&inner.terms, &failed_rows).await?;

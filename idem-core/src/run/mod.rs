@@ -5,6 +5,8 @@
 
 mod atomic;
 mod crash;
+mod direct;
+mod duplicates;
 mod lease;
 mod outcome;
 mod together;
@@ -18,22 +20,27 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rand::Rng;
-use serde::Serialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::duplicates::Duplicates;
 use crate::clock::{Clock, SystemClock};
 use crate::delivery::{DynHandler, Payload, Typed};
-use crate::handler::{Handler, HandlerFailure, Headers, Job, Mode, Requirements, Spec, States};
-use crate::machine::{Decision, Run, backoff};
+use crate::handler::{Handler, HandlerFailure, Headers, HeldClaim, Job, Mode, Output, Requirements, Spec, States};
+use crate::key::EventKey;
+use crate::machine::{Decision, Failure, Run, State, backoff};
 use crate::policy::Policy;
-use crate::store::{Answer, Retry, Store, Terms};
+use crate::store::{Answer, Retry, Returned, Store, StoreError, Terms};
 
 pub use crash::CrashPoint;
-pub use outcome::{DuplicateKind, Outcome, Undecided};
+pub use direct::{Ran, RunError, RunGuarded};
+pub use outcome::{AlreadyDone, DuplicateKind, Outcome, Undecided};
 
 pub use crate::delivery::{Delivery, Rejection};
+
+/// After which wait to come back for a lock that somebody else holds.
+const BUSY_LOCK: Duration = Duration::from_millis(200);
 
 /// A store and everything that handlers share: what guards jobs.
 ///
@@ -52,6 +59,7 @@ pub struct Guard {
     owner: Arc<str>,
     clock: Arc<dyn Clock>,
     defaults: Policy,
+    duplicates: Arc<Duplicates>,
 }
 
 /// A handler cannot work with this guard. Nothing was begun.
@@ -73,6 +81,7 @@ impl Guard {
             owner: Arc::from(format!("pid-{}-{}", std::process::id(), short_id())),
             clock: Arc::new(SystemClock),
             defaults: Policy::default(),
+            duplicates: Arc::default(),
         }
     }
 
@@ -106,6 +115,18 @@ impl Guard {
         self
     }
 
+    /// Writes the counts of duplicates that are not written yet, which otherwise happens every second. Before a process ends,
+    /// lest the last second's be missing.
+    ///
+    /// # Errors
+    /// As [`Store::count_duplicates`]. The counts are dropped: they are for people, and decide nothing.
+    ///
+    /// # Cancel safety
+    /// The counts that were being written may be missing.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.duplicates.flush(&self.store).await
+    }
+
     /// The store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
@@ -137,6 +158,7 @@ impl Guard {
             terms,
             suspicious: AtomicU32::new(0),
             together: together::Together::default(),
+            careful: tokio::sync::Mutex::default(),
         })))
     }
 }
@@ -163,6 +185,8 @@ struct Inner {
     /// How many of the next batches set savepoints at once, because one before them had a failure.
     suspicious: AtomicU32,
     together: together::Together,
+    /// Held by the one delivery that runs carefully, see [`Delivery::with_care`].
+    careful: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Guarded {
@@ -239,47 +263,18 @@ impl Guarded {
         let decided = outcome.lock().expect("nothing panics while it is held").take();
         decided.unwrap_or(Outcome::Undecided(Undecided::Cancelled))
     }
-}
 
-/// Runs a handler behind a guard, without Kafka: for HTTP handlers, scheduled jobs and other queues.
-pub trait RunGuarded: Handler {
-    /// Asks for the job of `event` and runs the handler if it gets it.
-    ///
-    /// The outcome may be that somebody else has done, or is doing, the job; see [`Outcome`].
-    ///
-    /// # Errors
-    /// The handler cannot work with this guard, or the event has no usable key.
-    ///
-    /// # Cancel safety
-    /// As for [`Guarded::run`]: the row is as before, or as after; run it again.
-    fn run<'a>(self, guard: &'a Guard, event: Self::Event) -> BoxFuture<'a, Result<Outcome, RunError>>
-    where
-        Self::Event: Serialize,
-    {
-        async move {
-            let guarded = guard.bind(self)?;
-            let payload =
-                serde_json::to_vec(&event).map_err(|error| Rejection::Undecodable { reason: error.to_string() })?;
-            let message_id = Arc::from(format!("direct/{}", short_id()));
-            let delivery = guarded.prepare(Some(Arc::new(payload)), &(), message_id)?;
-            Ok(guarded.run_one(delivery, &CancellationToken::new()).await)
+    /// What the row keeps of what the handler returned. A value that cannot be read now counts as none: the outcome stands.
+    async fn stored_result(&self, key: &EventKey) -> Option<Vec<u8>> {
+        let inner = &self.0;
+        match inner.store().result(&inner.terms.consumer, key).await {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::warn!(consumerName = %inner.terms.consumer, errorMessage = %error, "what a job returned could not be read");
+                None
+            }
         }
-        .boxed()
     }
-}
-
-impl<H: Handler> RunGuarded for H {}
-
-/// The job was not asked for.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The handler cannot work with this guard.
-    #[error(transparent)]
-    Setup(#[from] SetupError),
-    /// The event cannot ask for a job.
-    #[error(transparent)]
-    Rejected(#[from] Rejection),
 }
 
 impl Inner {
@@ -291,7 +286,7 @@ impl Inner {
         self.guard.clock.monotonic()
     }
 
-    fn job(&self, delivery: &Delivery, run: &Run, cancel: CancellationToken) -> Job {
+    fn job(&self, delivery: &Delivery, run: &Run, cancel: CancellationToken, held: Option<Arc<HeldClaim>>) -> Job {
         Job {
             consumer: self.terms.consumer.clone(),
             key: delivery.key().clone(),
@@ -299,6 +294,7 @@ impl Inner {
             fence: run.fence,
             message_id: Arc::clone(delivery.message_id()),
             cancel,
+            held,
         }
     }
 
@@ -320,11 +316,11 @@ impl Inner {
             // The reply to our own commit was lost: the row says that it went through.
             Decision::Duplicate if answer.state.token() == Some(delivery.token()) => {
                 let attempt = answer.state.record().map_or(1, |record| record.attempts);
-                Outcome::Completed { attempt, takeover: false, already_done: false }
+                Outcome::Completed { attempt, takeover: false, already_done: None, output: None }
             }
             Decision::Duplicate => {
-                let redelivered = answer.first_message_id.as_deref() == Some(&**delivery.message_id());
-                Outcome::Duplicate(if redelivered { DuplicateKind::Redelivery } else { DuplicateKind::Producer })
+                self.guard.duplicates.note(&self.guard.store, &self.terms.consumer, delivery.key());
+                Outcome::Duplicate(duplicate_kind(delivery, answer))
             }
             Decision::Conflict => Outcome::Conflict,
             Decision::InProgress { until } => Outcome::InProgress { wait: until.since(answer.now) },
@@ -339,8 +335,31 @@ impl Inner {
     }
 }
 
-/// Runs a handler so that its panic is its failure and nobody else's.
-async fn caught(running: BoxFuture<'_, Result<(), HandlerFailure>>) -> Result<(), HandlerFailure> {
+fn duplicate_kind(delivery: &Delivery, answer: &Answer) -> DuplicateKind {
+    if delivery.is_replay() {
+        DuplicateKind::Replay
+    } else if answer.first_message_id.as_deref() == Some(&**delivery.message_id()) {
+        DuplicateKind::Redelivery
+    } else {
+        DuplicateKind::Producer
+    }
+}
+
+/// The wait that was drawn, if the row says that there is a next try.
+fn retry_in(state: &State, retry: Retry) -> Option<Duration> {
+    match (state, retry) {
+        (State::Failed { failure: Failure::Due(_), .. }, Retry::After(wait)) => Some(wait),
+        _ => None,
+    }
+}
+
+/// What the row keeps of what a handler returned.
+fn returned(output: &Output) -> Returned {
+    Returned { value: output.stored().map(Arc::from), hash: output.hash() }
+}
+
+/// Runs a handler, or its probe, so that its panic is its failure and nobody else's.
+async fn caught<T>(running: BoxFuture<'_, Result<T, HandlerFailure>>) -> Result<T, HandlerFailure> {
     match AssertUnwindSafe(running).catch_unwind().await {
         Ok(result) => result,
         Err(panic) => Err(HandlerFailure::from_panic(&*panic)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::handler::HandlerFailure;
+use crate::handler::{HandlerFailure, Output};
 use crate::store::StoreError;
 
 /// How a delivery ended, as the database has it.
@@ -16,8 +16,11 @@ pub enum Outcome {
         attempt: u32,
         /// Another worker's lease had run out.
         takeover: bool,
-        /// The domain's own UNIQUE constraint said that the effect was there before (T3).
-        already_done: bool,
+        /// How it became known that an earlier try had the effect; nothing if this one did.
+        already_done: Option<AlreadyDone>,
+        /// What the handler returned; nothing if only the row knows it, because an earlier try had the effect or the reply
+        /// to this one's commit was lost.
+        output: Option<Output>,
     },
     /// The row was COMPLETED already. Normal.
     Duplicate(DuplicateKind),
@@ -69,11 +72,23 @@ pub enum Undecided {
     Cancelled,
 }
 
+/// How it became known that an earlier try had the effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AlreadyDone {
+    /// The domain's own UNIQUE constraint said so (T3).
+    Domain,
+    /// The handler's probe said so (T2).
+    Probe,
+}
+
 /// Where a duplicate came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DuplicateKind {
     /// The very delivery that made the row came again.
     Redelivery,
+    /// A person has sent the message again, see [`REPLAYED_BY`](crate::REPLAYED_BY).
+    Replay,
     /// Another message asks for the same job.
     Producer,
 }

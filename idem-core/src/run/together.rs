@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::key::{ConsumerName, EventKey};
     use crate::machine::{Decision, Token};
-    use crate::store::{ClaimRequest, MemoryStore};
+    use crate::store::{ClaimRequest, MemoryStore, Returned};
 
     #[tokio::test]
     async fn each_gets_its_own_answer() {
@@ -125,7 +125,11 @@ mod tests {
             if number % 3 == 0 {
                 request.token = Token(uuid::Uuid::from_u128(999));
             }
-            together.complete(&*store, &terms, vec![Completion { request, attempt: 1, fence: 1 }])
+            together.complete(
+                &*store,
+                &terms,
+                vec![Completion { request, attempt: 1, fence: 1, returned: Returned::default() }],
+            )
         });
         let answers = futures_util::future::join_all(writes).await;
         for (number, answer) in answers.into_iter().enumerate() {

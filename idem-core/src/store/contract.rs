@@ -11,29 +11,37 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Retry, Store, StoreError,
-    StoreErrorKind, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, Purge, Refusal, Renewal,
+    Retry, Returned, Store, StoreError, StoreErrorKind, Terms, Tx,
 };
 use crate::machine::{
-    Decision, Delivered, Failure, Input, Record, Run, RunKind, State, Token, Transition, TryFailed, step,
+    Decision, Delivered, Failure, Input, OperatorAction, Record, Run, RunKind, State, Token, Transition, TryFailed,
+    step,
 };
 use crate::timestamp::Timestamp;
-use crate::{ConsumerName, EventKey, Fingerprint};
+use crate::{ConsumerName, EventKey, Fingerprint, LockName};
 
 mod histories;
+mod locking;
+mod upkeep;
 
 pub use histories::random_histories;
+pub use locking::*;
+pub use upkeep::*;
 
 /// A store whose tables are empty and migrated, and what the checks need besides.
 pub trait Subject: Send + Sync + 'static {
     /// The store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Lets time pass: sets the clock forward, or all instants of all rows back.
+    /// Lets time pass: sets the clock forward, or all instants of all rows back, those for people included.
     fn pass(&self, time: Duration) -> BoxFuture<'_, ()>;
 
     /// Removes a row.
     fn forget<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, ()>;
+
+    /// The count of duplicates on a row.
+    fn duplicates<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> BoxFuture<'a, u64>;
 }
 
 /// Makes one test for each check of the [contract](crate::store::contract). The argument is an async function without
@@ -81,6 +89,21 @@ macro_rules! store_contract {
             what_is_overwritten_is_wholly_so
             a_store_that_was_migrated_twice_is_as_before
             a_store_answers_pings
+            what_a_handler_returned_is_kept
+            what_handlers_returned_in_a_transaction_is_kept
+            duplicates_are_counted_on_their_rows
+            an_operator_changes_what_nobody_holds
+            an_operator_is_refused_while_a_lease_is_alive
+            a_worker_cannot_write_over_an_operator
+            a_purge_removes_only_what_ended_long_ago
+            a_purge_goes_in_batches
+            a_purge_is_of_one_consumer_if_asked
+            a_purge_beside_claims_harms_none
+            a_lock_is_held_by_one
+            a_lock_runs_out_with_its_lease
+            one_of_many_takes_a_lock
+            a_transaction_and_a_job_exclude_each_other
+            a_purge_keeps_locks_that_are_held
         }
         #[test]
         fn random_histories_agree_with_the_machine() {
@@ -195,7 +218,7 @@ pub async fn an_expired_job_is_taken_over_and_its_former_holder_is_fenced_off(su
     let held = job.read().await;
     assert_eq!(held, answer.state);
     assert_eq!(job.complete(&former).await, Fenced::LeaseLost);
-    assert_eq!(job.renew(former.token).await, Fenced::LeaseLost);
+    assert_eq!(job.renew(former.token).await, Renewal::LeaseLost);
     assert_eq!(job.release(former.token).await, Fenced::LeaseLost);
     let failed = job.fail(former.token, Retry::Never).await;
     assert_eq!((failed.fenced, failed.state), (Fenced::LeaseLost, held));
@@ -260,7 +283,7 @@ pub async fn attempts_run_out_by_crashing(subject: &impl Subject) {
         Fenced::Applied,
         "it was the last holder"
     );
-    assert_eq!(job.renew(token(MAX_ATTEMPTS.into())).await, Fenced::LeaseLost);
+    assert_eq!(job.renew(token(MAX_ATTEMPTS.into())).await, Renewal::LeaseLost);
 }
 
 /// A job given back before its handler began has not used a try.
@@ -272,7 +295,7 @@ pub async fn a_released_job_gets_its_attempt_back(subject: &impl Subject) {
         assert_eq!(u128::try_from(run.fence), Ok(round), "the fence grows all the same");
         assert_eq!(job.release(token(round)).await, Fenced::Applied);
         assert!(matches!(job.read().await, State::Received(Record { attempts: 0, .. })));
-        assert_eq!(job.renew(token(round)).await, Fenced::LeaseLost);
+        assert_eq!(job.renew(token(round)).await, Renewal::LeaseLost);
     }
 }
 
@@ -314,7 +337,7 @@ pub async fn renewals_extend_only_what_is_held(subject: &impl Subject) {
     }
     subject.pass(LEASE / 2).await;
     let renewed = store.renew(&job.terms, &[(held.clone(), token(1))]).await.expect("the store works");
-    assert_eq!(renewed, [Fenced::Applied]);
+    assert_eq!(renewed, [Renewal::Renewed]);
     subject.pass(LEASE * 3 / 4).await;
     let batch = [
         (lost.clone(), token(9)),
@@ -326,7 +349,7 @@ pub async fn renewals_extend_only_what_is_held(subject: &impl Subject) {
         (held.clone(), token(1)),
     ];
     let renewed = store.renew(&job.terms, &batch).await.expect("the store works");
-    let (applied, gone) = (Fenced::Applied, Fenced::LeaseLost);
+    let (applied, gone) = (Renewal::Renewed, Renewal::LeaseLost);
     assert_eq!(renewed, [gone, gone, applied, gone, gone, applied]);
     assert_eq!(store.read(&job.terms.consumer, &[absent]).await.expect("the store works"), [State::Absent]);
     subject.pass(LEASE / 2).await;
@@ -348,7 +371,7 @@ pub async fn a_renewal_is_for_one_row(subject: &impl Subject) {
     };
     let before = all().await;
     let renewed = one.read().await;
-    assert_eq!(one.renew(token(1)).await, Fenced::Applied);
+    assert_eq!(one.renew(token(1)).await, Renewal::Renewed);
     assert_ne!(one.read().await, renewed);
     assert_eq!(all().await, before);
 
@@ -358,8 +381,8 @@ pub async fn a_renewal_is_for_one_row(subject: &impl Subject) {
     theirs.run(3).await;
     theirs.claim_one(&ClaimRequest { key: key("third"), ..theirs.request(4) }).await;
     let before = second.read().await;
-    assert_eq!(second.renew(token(3)).await, Fenced::LeaseLost);
-    assert_eq!(theirs.renew(token(4)).await, Fenced::LeaseLost);
+    assert_eq!(second.renew(token(3)).await, Renewal::LeaseLost);
+    assert_eq!(theirs.renew(token(4)).await, Renewal::LeaseLost);
     assert_eq!(second.read().await, before);
 }
 
@@ -373,7 +396,7 @@ pub async fn nothing_is_written_over_a_completed_job(subject: &impl Subject) {
     for number in [1, 2] {
         let failed = job.fail(token(number), Retry::Never).await;
         assert_eq!((failed.fenced, failed.state), (Fenced::LeaseLost, completed));
-        assert_eq!(job.renew(token(number)).await, Fenced::LeaseLost);
+        assert_eq!(job.renew(token(number)).await, Renewal::LeaseLost);
         assert_eq!(job.release(token(number)).await, Fenced::LeaseLost);
     }
     assert_eq!(job.complete(&Run { token: token(2), ..run }).await, Fenced::LeaseLost);
@@ -559,7 +582,7 @@ pub async fn keys_are_compared_byte_by_byte(subject: &impl Subject) {
     }
     let held: Vec<_> = requests.iter().map(|request| (request.key.clone(), request.token)).collect();
     let renewed = store.renew(&job.terms, &held).await.expect("the store works");
-    assert!(renewed.iter().all(|fenced| *fenced == Fenced::Applied));
+    assert!(renewed.iter().all(|renewal| *renewal == Renewal::Renewed));
     let states = store.read(&job.terms.consumer, &keys).await.expect("the store works");
     for (request, state) in requests.iter().zip(states) {
         assert_eq!(state.token(), Some(request.token), "{:?}", request.key);
@@ -613,7 +636,7 @@ pub async fn consumers_are_apart_even_with_one_token(subject: &impl Subject) {
     assert_eq!(before, rows.map(|(_, state)| state));
 
     let on = |name| Job { key: key(name), ..one.again() };
-    assert_eq!(on("renewed").renew(token(1)).await, Fenced::Applied);
+    assert_eq!(on("renewed").renew(token(1)).await, Renewal::Renewed);
     assert_eq!(on("failed").fail(token(1), Retry::Never).await.fenced, Fenced::Applied);
     assert_eq!(on("released").release(token(1)).await, Fenced::Applied);
     for name in ["claimed", "retried", "taken over"] {
@@ -1113,7 +1136,7 @@ impl<'a> Job<'a> {
         self.store.complete(&self.terms, &[self.completion(run)]).await.expect("the store works")[0]
     }
 
-    async fn renew(&self, token: Token) -> Fenced {
+    async fn renew(&self, token: Token) -> Renewal {
         self.store.renew(&self.terms, &[(self.key.clone(), token)]).await.expect("the store works")[0]
     }
 
@@ -1132,7 +1155,7 @@ impl<'a> Job<'a> {
 }
 
 fn completion(request: &ClaimRequest, run: &Run) -> Completion {
-    Completion { request: request.clone(), attempt: run.attempt, fence: run.fence }
+    Completion { request: request.clone(), attempt: run.attempt, fence: run.fence, returned: Returned::default() }
 }
 
 fn run_of(answer: &Answer) -> Run {

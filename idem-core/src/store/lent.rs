@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Database, Pool};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::{StoreError, StoreErrorKind, rows};
+
+/// How long a connection that is given back may take to show that it lives; else it is closed, which costs a new one.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection that is closed when it is dropped, unless its call came to its end: what a call leaves half done must not
 /// be the next one's, and the database rolls back when the connection is gone.
@@ -31,6 +35,10 @@ impl<DB: Database> Drop for Lent<DB> {
     fn drop(&mut self) {
         if !self.finished {
             self.connection.close_on_drop();
+        } else if let Ok(runtime) = Handle::try_current() {
+            // Before the pool takes a connection back it waits for a sign of life, and for ever: where the network swallows
+            // it, the connection's place would be gone for good, and after a few of them the store with it.
+            drop(runtime.spawn(timeout(RETURN_TIMEOUT, self.connection.return_to_pool())));
         }
     }
 }
@@ -44,6 +52,25 @@ pub(super) async fn within<T>(
     let late = || StoreError::new(StoreErrorKind::Unavailable, format!("{what}: no answer within {limit:?}"));
     timeout(limit, call).await.unwrap_or_else(|_| Err(late()))
 }
+
+/// Binds the values of a [`Statement`](super::Statement) to a query of any engine's driver.
+macro_rules! bound {
+    ($query:expr, $values:expr) => {{
+        let mut query = $query;
+        for value in $values {
+            query = match value {
+                $crate::store::Value::Null => query.bind(None::<String>),
+                $crate::store::Value::Bool(value) => query.bind(value),
+                $crate::store::Value::Int(value) => query.bind(value),
+                $crate::store::Value::Float(value) => query.bind(value),
+                $crate::store::Value::Text(value) => query.bind(value),
+                $crate::store::Value::Bytes(value) => query.bind(value),
+            };
+        }
+        query
+    }};
+}
+pub(super) use bound;
 
 /// The guard's savepoints, which are numbered from the outermost. Their statements are the same in every engine.
 #[derive(Debug, Default)]

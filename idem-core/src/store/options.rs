@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "mysql")]
+use super::mysql::MysqlStore;
 #[cfg(feature = "postgres")]
 use super::postgres::PgStore;
 #[cfg(feature = "sqlite")]
@@ -22,7 +24,7 @@ use super::{MemoryStore, Store, StoreError, StoreErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// PostgreSQL: how many connections claims and handlers share; two more are kept for renewals, which handlers must not
+    /// PostgreSQL and MySQL: how many connections claims and handlers share; two more are kept for renewals, which handlers must not
     /// starve. Default 10. An atomic handler occupies one for as long as it runs, so this bounds how many run at once.
     /// SQLite has one writer whatever this says.
     pub max_connections: u32,
@@ -33,12 +35,22 @@ pub struct StoreOptions {
     /// `lock_timeout`, so that a server which lives speaks first.
     pub call_timeout: Duration,
     /// How long one statement may wait for another transaction's lock. Default 10 s. It holds for the statements of atomic
-    /// handlers too, which can set their own with `SET LOCAL lock_timeout`.
+    /// handlers too, which can set their own on PostgreSQL with `SET LOCAL lock_timeout`. MySQL counts whole seconds, so
+    /// there it is rounded up.
     pub lock_timeout: Duration,
-    /// PostgreSQL: how long the transaction of an atomic handler may wait for its worker's next statement before the server
+    /// PostgreSQL and MySQL: how long the transaction of an atomic handler may wait for its worker's next statement before the server
     /// rolls it back. Default 15 min: a frozen worker must not keep its keys for ever. Keep it above every handler's
     /// `max_run` (default 5 min), or the server ends a handler's transaction before its own time is up.
     pub idle_transaction_timeout: Duration,
+    /// PostgreSQL: whether the table is made in 16 parts, by a hash of the key, when it is made anew. Default no. For tens of
+    /// millions of rows: indexes and vacuum stay small. A table that is there stays as it is.
+    pub partitioned: bool,
+    /// PostgreSQL: whether there is a pooler in between that lends a session for one transaction only, such as PgBouncer in
+    /// its mode `transaction`. Default no. Then each call is a transaction of its own, which carries its settings, and no
+    /// statement is kept by the server: expect half the rate. Handlers on a `PgConnection` must not keep statements either
+    /// (`.persistent(false)`), unless the pooler follows them, as PgBouncer does from 1.21 on with
+    /// `max_prepared_statements`; [`Tx::execute`](super::Tx::execute) sees to it.
+    pub transaction_pooler: bool,
 }
 
 impl Default for StoreOptions {
@@ -49,6 +61,8 @@ impl Default for StoreOptions {
             call_timeout: Duration::from_secs(15),
             lock_timeout: Duration::from_secs(10),
             idle_transaction_timeout: Duration::from_secs(900),
+            partitioned: false,
+            transaction_pooler: false,
         }
     }
 }
@@ -84,8 +98,20 @@ impl StoreOptions {
         self
     }
 
+    /// Sets whether a new table is made in parts.
+    pub fn partitioned(mut self, partitioned: bool) -> Self {
+        self.partitioned = partitioned;
+        self
+    }
+
+    /// Sets whether a pooler lends sessions for one transaction only.
+    pub fn transaction_pooler(mut self, transaction_pooler: bool) -> Self {
+        self.transaction_pooler = transaction_pooler;
+        self
+    }
+
     /// All clashes at once, each naming its settings.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let mut clashes = Vec::new();
         if self.max_connections == 0 {
@@ -119,6 +145,7 @@ impl StoreOptions {
 /// Opens the store that `url` names:
 ///
 /// - `postgres://user:password@host/database` or `postgresql://…`, with the feature `postgres`
+/// - `mysql://user:password@host/database` or `mariadb://…`, with the feature `mysql`
 /// - `sqlite:path/to/file` or `sqlite://path/to/file`, with the feature `sqlite`; the file is made if it is missing
 /// - `memory:`, gone with the process
 ///
@@ -147,10 +174,14 @@ pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<dyn Store>
         "memory" => Ok(Arc::new(MemoryStore::default())),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PgStore::connect(url, options).await?)),
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Ok(Arc::new(MysqlStore::connect(url, options).await?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(SqliteStore::connect(url, options).await?)),
         #[cfg(not(feature = "postgres"))]
         "postgres" | "postgresql" => Err(not_compiled_in(scheme, "postgres", options)),
+        #[cfg(not(feature = "mysql"))]
+        "mysql" | "mariadb" => Err(not_compiled_in(scheme, "mysql", options)),
         #[cfg(not(feature = "sqlite"))]
         "sqlite" => Err(not_compiled_in(scheme, "sqlite", options)),
         _ => Err(unknown(scheme)),
@@ -161,11 +192,11 @@ pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<dyn Store>
 fn unknown(scheme: &str) -> StoreError {
     let shown = scheme.len() <= 20 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+');
     let what = if shown { format!("`{scheme}:` is not") } else { "the store's URL does not begin with".to_owned() };
-    let text = format!("{what} a kind of store that idem knows; use postgres://…, sqlite:… or memory:");
+    let text = format!("{what} a kind of store that idem knows; use postgres://…, mysql://…, sqlite:… or memory:");
     StoreError::new(StoreErrorKind::Configuration, text)
 }
 
-#[cfg(not(all(feature = "postgres", feature = "sqlite")))]
+#[cfg(not(all(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 fn not_compiled_in(scheme: &str, feature: &str, _: &StoreOptions) -> StoreError {
     let text = format!("a `{scheme}:` store needs idem-core's feature `{feature}`, which is not compiled in");
     StoreError::new(StoreErrorKind::Configuration, text)

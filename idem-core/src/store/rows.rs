@@ -2,13 +2,18 @@
 //!
 //! An engine implements [`Rows`] for one of its connections; the functions here are the same for all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::time::Duration;
 
-use super::{Answer, ClaimRequest, Completion, FailedTry, FailureWritten, Fenced, StoreError, StoreErrorKind, Terms};
+use super::{
+    Answer, ClaimRequest, Completion, FailedTry, FailureWritten, Fenced, Operated, Refusal, Renewal, StoreError,
+    StoreErrorKind, Terms,
+};
 use crate::key::{ConsumerName, EventKey};
-use crate::machine::{Decision, Delivered, Input, Record, Run, RunKind, State, Token, Transition, TryFailed, step};
+use crate::machine::{
+    Decision, Delivered, Input, OperatorAction, Record, Run, RunKind, State, Token, Transition, TryFailed, step,
+};
 use crate::timestamp::Timestamp;
 
 /// How often a row that changes or vanishes between reading and writing is looked at again before giving up.
@@ -101,6 +106,20 @@ pub(crate) trait Rows: Send {
         terms: &Terms,
         held: &[(&EventKey, Token)],
     ) -> impl Future<Output = Result<HashSet<EventKey>, StoreError>> + Send;
+
+    /// Reads what a completed job returned.
+    fn result(
+        &mut self,
+        consumer: &ConsumerName,
+        key: &EventKey,
+    ) -> impl Future<Output = Result<Option<Vec<u8>>, StoreError>> + Send;
+
+    /// Adds to the counts of duplicates on rows that are there and not locked.
+    fn count_duplicates(
+        &mut self,
+        consumer: &ConsumerName,
+        counts: &[(&EventKey, u64)],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
 /// One row's change.
@@ -221,7 +240,20 @@ pub(crate) async fn complete(
     let wanted: Vec<_> = firsts.iter().map(|&index| &done[index]).collect();
     let applied = rows.complete(terms, &wanted).await?;
     let writes = done.iter().map(|done| HolderWrite::Complete(&done.request.key, done.request.token)).collect();
-    settle(rows, terms, writes, &firsts, &applied).await
+    fenced(settle(rows, terms, writes, &firsts, &applied).await?)
+}
+
+/// Marks one job as completed inside a transaction of its handler's. What is completed already is refused, also if this very
+/// claim did it: another transaction of the handler's has committed, perhaps without its hearing of it, and what it wrote
+/// must not be written twice.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) async fn complete_once(
+    rows: &mut impl Rows,
+    terms: &Terms,
+    done: &Completion,
+) -> Result<Fenced, StoreError> {
+    let applied = rows.complete(terms, &[done]).await?;
+    Ok(if applied.contains(&done.request.key) { Fenced::Applied } else { Fenced::LeaseLost })
 }
 
 /// Extends leases.
@@ -229,7 +261,7 @@ pub(crate) async fn renew(
     rows: &mut impl Rows,
     terms: &Terms,
     held: &[(EventKey, Token)],
-) -> Result<Vec<Fenced>, StoreError> {
+) -> Result<Vec<Renewal>, StoreError> {
     let Sorted { firsts, .. } = sorted((0..held.len()).collect(), |index| &held[index].0);
     let wanted: Vec<_> = firsts.iter().map(|&index| (&held[index].0, held[index].1)).collect();
     let renewed = rows.renew(terms, &wanted).await?;
@@ -244,7 +276,35 @@ pub(crate) async fn release(
     held: &[(EventKey, Token)],
 ) -> Result<Vec<Fenced>, StoreError> {
     let writes = held.iter().map(|(key, token)| HolderWrite::Release(key, *token)).collect();
-    settle(rows, terms, writes, &[], &HashSet::new()).await
+    fenced(settle(rows, terms, writes, &[], &HashSet::new()).await?)
+}
+
+/// Does what a person asks for, unless the machine refuses.
+pub(crate) async fn operate(
+    rows: &mut impl Rows,
+    terms: &Terms,
+    key: &EventKey,
+    action: OperatorAction,
+    reason: &str,
+) -> Result<Operated, StoreError> {
+    let error = (action == OperatorAction::Fail).then_some(reason);
+    for _ in 0..ROUNDS {
+        let Loaded { now, rows: loaded } = rows.load(&terms.consumer, &[key]).await?;
+        let before = loaded.into_iter().flatten().next().map_or(State::Absent, |snapshot| snapshot.state);
+        let refused = |refusal| Operated { before, after: before, refused: Some(refusal) };
+        let Transition { next, decision } = match step(&before, Input::Operator { action, now }) {
+            Ok(transition) => transition,
+            Err(illegal) => return Ok(refused(illegal.into())),
+        };
+        if let Decision::InProgress { until } = decision {
+            return Ok(refused(Refusal::LeaseAlive { until }));
+        }
+        let replacement = Replacement { key, from: &before, to: &next, error };
+        if next == before || rows.replace(terms, replacement, Locked::Wait).await? {
+            return Ok(Operated { before, after: next, refused: None });
+        }
+    }
+    Err(restless())
 }
 
 /// Marks tries as failed.
@@ -267,12 +327,45 @@ async fn settle(
     writes: Vec<HolderWrite<'_>>,
     tried: &[usize],
     applied: &HashSet<EventKey>,
-) -> Result<Vec<Fenced>, StoreError> {
+) -> Result<Vec<Renewal>, StoreError> {
     let done: HashSet<usize> = tried.iter().copied().filter(|&index| applied.contains(writes[index].key())).collect();
     let open = (0..writes.len()).filter(|index| !done.contains(index)).collect();
     let mut written = vec![None; writes.len()];
     write_each(rows, terms, &writes, open, &mut written).await?;
-    Ok(written.into_iter().map(|written| written.map_or(Fenced::Applied, |written| written.fenced)).collect())
+    Ok((0..)
+        .zip(written)
+        .map(|(index, written)| match written {
+            Some(FailureWritten { fenced: Fenced::Applied, .. }) => Renewal::Renewed,
+            Some(FailureWritten { fenced: Fenced::LeaseLost, .. }) => Renewal::LeaseLost,
+            None if done.contains(&index) => Renewal::Renewed,
+            None => Renewal::Unconfirmed,
+        })
+        .collect())
+}
+
+/// The answers to writes that wait for locks, so that none of them stays unconfirmed.
+fn fenced(answers: Vec<Renewal>) -> Result<Vec<Fenced>, StoreError> {
+    let fenced = |answer| match answer {
+        Renewal::Renewed => Ok(Fenced::Applied),
+        Renewal::LeaseLost => Ok(Fenced::LeaseLost),
+        Renewal::Unconfirmed => Err(restless()),
+    };
+    answers.into_iter().map(fenced).collect()
+}
+
+/// Counts duplicates. A key may occur twice.
+pub(crate) async fn count_duplicates(
+    rows: &mut impl Rows,
+    consumer: &ConsumerName,
+    counts: &[(EventKey, u64)],
+) -> Result<(), StoreError> {
+    let mut sums: BTreeMap<&EventKey, u64> = BTreeMap::new();
+    for (key, times) in counts {
+        let sum = sums.entry(key).or_default();
+        *sum = sum.saturating_add(*times);
+    }
+    let sums: Vec<_> = sums.into_iter().collect();
+    if sums.is_empty() { Ok(()) } else { rows.count_duplicates(consumer, &sums).await }
 }
 
 /// Reads rows as they are.
@@ -311,6 +404,14 @@ impl<'a> HolderWrite<'a> {
         }
     }
 
+    /// Whether it waits for another transaction that has locked its row.
+    fn locked(&self) -> Locked {
+        match self {
+            Self::Complete(..) | Self::Release(..) | Self::Fail(_) => Locked::Wait,
+            Self::Renew(..) => Locked::Skip,
+        }
+    }
+
     fn error(&self) -> Option<&'a str> {
         match self {
             Self::Complete(..) | Self::Renew(..) | Self::Release(..) => None,
@@ -332,7 +433,8 @@ impl<'a> HolderWrite<'a> {
     }
 }
 
-/// Reads the rows, asks the machine, and replaces each row if it is still the same.
+/// Reads the rows, asks the machine, and replaces each row if it is still the same. A renewal of a row that is locked stays
+/// without an answer.
 async fn write_each(
     rows: &mut impl Rows,
     terms: &Terms,
@@ -340,6 +442,7 @@ async fn write_each(
     mut open: Vec<usize>,
     written: &mut [Option<FailureWritten>],
 ) -> Result<(), StoreError> {
+    let mut seen = HashMap::new();
     for _ in 0..ROUNDS {
         if open.is_empty() {
             return Ok(());
@@ -354,16 +457,13 @@ async fn write_each(
             let Transition { next, decision } = advance(&state, write.input(terms, now))?;
             let fenced = if decision == Decision::Applied { Fenced::Applied } else { Fenced::LeaseLost };
             let replacement = Replacement { key: write.key(), from: &state, to: &next, error: write.error() };
-            let replaced = if next == state { Ok(true) } else { rows.replace(terms, replacement, Locked::Wait).await };
-            match replaced {
-                Ok(true) => written[index] = Some(FailureWritten { fenced, state: next, now }),
-                Ok(false) => open.push(index),
-                // Another transaction keeps the row locked. The other renewals of the batch must not fail with this one.
-                Err(error) if error.kind() == StoreErrorKind::Contention && matches!(write, HolderWrite::Renew(..)) => {
-                    written[index] = Some(FailureWritten { fenced: Fenced::LeaseLost, state, now });
-                }
-                Err(error) => return Err(error),
+            if next == state || rows.replace(terms, replacement, write.locked()).await? {
+                written[index] = Some(FailureWritten { fenced, state: next, now });
+            } else if write.locked() == Locked::Wait || seen.insert(index, state) != Some(state) {
+                open.push(index);
             }
+            // Else it is twice the same and cannot be replaced, so another transaction has locked it. The renewals beside
+            // it must not wait for that one.
         }
     }
     if open.is_empty() { Ok(()) } else { Err(restless()) }

@@ -5,15 +5,15 @@ use std::fmt;
 
 use futures_util::future::BoxFuture;
 
-use super::{Answer, ClaimRequest, Engine, StoreError, Terms};
+use super::{Answer, ClaimRequest, Completion, Engine, Fenced, Returned, StoreError, Terms};
 use crate::handler::Transactional;
-use crate::key::EventKey;
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::State;
 
 /// An open transaction that holds the claims, the handlers' effects and the completions of one batch (T1).
 ///
-/// Dropping it rolls it back. A handler takes it as `tx: &mut Tx` to run on any engine, or as `&mut PgConnection` or
-/// `&mut SqliteConnection` to be tied to one. It must not commit or roll back itself.
+/// Dropping it rolls it back. A handler takes it as `tx: &mut Tx` to run on any engine, or as `&mut PgConnection`,
+/// `&mut MySqlConnection` or `&mut SqliteConnection` to be tied to one. It must not commit or roll back itself.
 pub struct Tx(Box<dyn StoreTx>);
 
 /// What a store puts behind a [`Tx`].
@@ -38,6 +38,17 @@ pub trait StoreTx: Send {
         &'a mut self,
         terms: &'a Terms,
         rows: &'a [(EventKey, State, String)],
+    ) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// Holds locks until the transaction ends (L5); answers which. Waits for nobody: a lock that a job or another transaction
+    /// holds is not taken. Their rows must be there, see [`Store::make_locks`](super::Store::make_locks).
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>>;
+
+    /// Keeps what the handlers of jobs returned that this transaction claimed.
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Sets a savepoint. They nest.
@@ -66,6 +77,22 @@ pub trait StoreTx: Send {
     fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>>;
 }
 
+/// A connection that [`Job::complete_in`](crate::Job::complete_in) can work on: one of sqlx's, of an engine that idem has a
+/// store for.
+pub trait JobConnection: Send + sealed::Sealed {
+    /// Completes one job, fenced by its token as by [`Store::complete`](super::Store::complete), but only once: a job that is
+    /// completed already, also by this claim, is answered as [`Fenced::LeaseLost`].
+    ///
+    /// # Errors
+    /// The engine's. The transaction can then only be rolled back.
+    fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>>;
+}
+
+/// Only the engines' own connections.
+pub(super) mod sealed {
+    pub trait Sealed {}
+}
+
 /// The handler asks for a connection of another engine than the store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the handler takes a {wanted} connection, but the store is {found}")]
@@ -87,7 +114,7 @@ impl Tx {
         self.0.engine()
     }
 
-    /// Runs one statement on whichever engine this is. Placeholders are `$1`, `$2`, …
+    /// Runs one statement on whichever engine this is. Placeholders are `$1`, `$2`, …, also on MySQL.
     ///
     /// ```
     /// use idem_core::store::{sql, Tx};
@@ -153,6 +180,16 @@ impl Transactional for sqlx::PgConnection {
     fn of(tx: &mut Tx) -> Result<&mut Self, WrongEngine> {
         let found = tx.engine();
         tx.connection().ok_or(WrongEngine { wanted: Engine::Postgres, found })
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Transactional for sqlx::MySqlConnection {
+    const ENGINE: Option<Engine> = Some(Engine::Mysql);
+
+    fn of(tx: &mut Tx) -> Result<&mut Self, WrongEngine> {
+        let found = tx.engine();
+        tx.connection().ok_or(WrongEngine { wanted: Engine::Mysql, found })
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_core::machine::{Decision, Record, State, Token};
 use idem_core::store::contract::{claim_in, commit, overwrite_in};
-use idem_core::store::{ClaimRequest, Completion, FailedTry, Fenced, Retry, Terms};
+use idem_core::store::{ClaimRequest, Completion, FailedTry, Fenced, Renewal, Retry, Returned, Terms};
 use uuid::Uuid;
 
 use crate::subjects::{LEASE, Readable, key, request, terms};
@@ -66,7 +66,7 @@ async fn release(subject: &impl Readable, owner: &str, number: u128) {
 }
 
 fn completion(text: &str, number: u128) -> Completion {
-    Completion { request: request(text, number), attempt: 1, fence: 1 }
+    Completion { request: request(text, number), attempt: 1, fence: 1, returned: Returned::default() }
 }
 
 async fn the_owner_is_who_claimed_last(subject: &impl Readable) {
@@ -130,7 +130,7 @@ async fn instants_tell_what_happened(subject: &impl Readable) {
     assert_eq!(subject.column("a", "completed_at").await, None);
     assert_eq!(subject.column("a", "created_at").await, subject.column("a", "updated_at").await);
     changes(subject, "a renewal", async {
-        assert_eq!(store.renew(&terms, &held(1)).await.expect("the store works"), [Fenced::Applied]);
+        assert_eq!(store.renew(&terms, &held(1)).await.expect("the store works"), [Renewal::Renewed]);
     })
     .await;
     changes(subject, "a failure", fail(subject, "tests", 1, "")).await;
@@ -183,7 +183,12 @@ async fn instants_tell_what_happened(subject: &impl Readable) {
 }
 
 async fn a_completion_without_a_row_tells_whose_it_is(subject: &impl Readable) {
-    let done = Completion { request: ClaimRequest { payload: None, ..request("a", 5) }, attempt: 1, fence: 1 };
+    let done = Completion {
+        request: ClaimRequest { payload: None, ..request("a", 5) },
+        attempt: 1,
+        fence: 1,
+        returned: Returned::default(),
+    };
     let written = subject.store().complete(&by("completer"), &[done]).await.expect("the store works");
     assert_eq!(written, [Fenced::Applied]);
     assert_eq!(subject.column("a", "owner").await.as_deref(), Some("completer"));

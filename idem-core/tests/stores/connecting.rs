@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::time::Duration;
 
-use idem_core::store::{Engine, PgStore, SqliteStore, StoreError, StoreErrorKind, StoreOptions, connect};
+use idem_core::store::{Engine, MysqlStore, PgStore, SqliteStore, StoreError, StoreErrorKind, StoreOptions, connect};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::subjects::{Folder, postgres_url};
+use crate::subjects::{Folder, mariadb_url, postgres_url};
 
 /// What a person and a program see of an error.
 fn shown(error: &StoreError) -> String {
@@ -43,6 +43,8 @@ async fn a_url_chooses_the_engine() {
         (format!("sqlite://{}/other.db", folder.0.display()), Engine::Sqlite),
         (postgres_url(), Engine::Postgres),
         (postgres_url().replace("postgres://", "postgresql://"), Engine::Postgres),
+        (mariadb_url(), Engine::Mysql),
+        (mariadb_url().replace("mysql://", "mariadb://"), Engine::Mysql),
     ] {
         assert_eq!(connect(&url, &options).await.expect("it opens").engine(), engine, "{url}");
     }
@@ -51,11 +53,15 @@ async fn a_url_chooses_the_engine() {
 #[tokio::test]
 async fn a_url_that_cannot_be_right_is_a_configuration_error() {
     for (url, says) in [
-        ("mysql://root:s3cret@localhost/shop", "`mysql:` is not a kind of store that idem knows"),
+        ("oracle://root:s3cret@localhost/shop", "`oracle:` is not a kind of store that idem knows"),
         ("s3cret-without-scheme", "use postgres://"),
         ("", "use postgres://"),
         ("postgres://app:s3cret@localhost:port/shop", "malformed"),
         ("postgres://app:s3cret@localhost/shop?sslmode=perhaps", "malformed"),
+        ("mysql://app:s3cret@localhost:port/shop", "malformed"),
+        ("mysql://app:s3cret@localhost/shop?ssl-mode=perhaps", "malformed"),
+        ("mysql://app:s3cret@localhost", "names no database"),
+        ("mariadb://app:s3cret@localhost/", "names no database"),
         ("sqlite:", "sqlite:path/to/file"),
         ("sqlite://", "sqlite:path/to/file"),
         ("sqlite::memory:", "memory"),
@@ -74,11 +80,22 @@ async fn options_that_clash_are_reported_at_once() {
     let options = StoreOptions::default().max_connections(0).lock_timeout(Duration::from_secs(20));
     for error in [
         PgStore::connect(&postgres_url(), &options).await.map(drop).expect_err("the options clash"),
+        MysqlStore::connect(&mariadb_url(), &options).await.map(drop).expect_err("the options clash"),
         SqliteStore::connect("sqlite:unused.db", &options).await.map(drop).expect_err("the options clash"),
     ] {
         assert_eq!(error.kind(), StoreErrorKind::Configuration);
         assert!(error.to_string().contains("max_connections is 0") && error.to_string().contains("lock_timeout 20s"));
     }
+}
+
+/// MySQL would wait for a whole second, by which time the call is over.
+#[tokio::test]
+async fn options_that_clash_once_mysql_has_rounded_them_are_reported_at_once() {
+    let second = Duration::from_secs(1);
+    let options = StoreOptions::default().call_timeout(second).lock_timeout(second / 2);
+    let error = MysqlStore::connect(&mariadb_url(), &options).await.map(drop).expect_err("the options clash");
+    assert_eq!(error.kind(), StoreErrorKind::Configuration);
+    assert!(error.to_string().contains("rounds up to 1 s"), "{error}");
 }
 
 #[tokio::test]
@@ -93,6 +110,17 @@ async fn an_unknown_database_or_user_is_a_configuration_error() {
     let (kind, shown) = refused(&format!("postgres://nobody_here:s3cret@{host}/postgres")).await;
     assert_eq!(kind, StoreErrorKind::Configuration, "{shown}");
     assert!(shown.contains("nobody_here"), "{shown}");
+
+    let url = mariadb_url();
+    let (address, database) = url.rsplit_once('/').expect("the address ends in a database");
+    let (kind, shown) = refused(&format!("{address}/no_such_database")).await;
+    assert_eq!(kind, StoreErrorKind::Configuration, "{shown}");
+    assert!(shown.contains("no_such_database"), "{shown}");
+
+    let (_, host) = address.rsplit_once('@').expect("the address has a user");
+    let (kind, shown) = refused(&format!("mysql://nobody_here:s3cret@{host}/{database}")).await;
+    assert_eq!(kind, StoreErrorKind::Configuration, "{shown}");
+    assert!(shown.contains("nobody_here") && shown.contains("Access denied"), "{shown}");
 }
 
 /// A server that answers the first message with `answer` and then nothing more.
@@ -148,9 +176,15 @@ async fn a_server_that_does_not_answer_is_unavailable() {
     let (kind, shown) = refused(&format!("postgres://app:s3cret@127.0.0.1:{hung}/shop?sslmode=disable")).await;
     assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
 
+    let (kind, shown) = refused(&format!("mysql://app:s3cret@127.0.0.1:{hung}/shop")).await;
+    assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
+
     let free =
         TcpListener::bind("127.0.0.1:0").await.expect("a port is free").local_addr().expect("it is bound").port();
     let (kind, shown) = refused(&format!("postgres://app:s3cret@127.0.0.1:{free}/shop")).await;
+    assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
+    assert!(shown.contains(&free.to_string()), "{shown}");
+    let (kind, shown) = refused(&format!("mysql://app:s3cret@127.0.0.1:{free}/shop")).await;
     assert_eq!(kind, StoreErrorKind::Unavailable, "{shown}");
     assert!(shown.contains(&free.to_string()), "{shown}");
 }

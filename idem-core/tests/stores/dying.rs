@@ -8,7 +8,7 @@ use idem_core::store::contract::claim_in;
 use idem_core::store::{Store, StoreOptions, connect};
 use tokio::time::timeout;
 
-use crate::subjects::{key, postgres, request, sqlite, terms};
+use crate::subjects::{key, mariadb, postgres, request, sqlite, terms};
 
 /// Set for the process that is to die: the URL of the store.
 const DIES_ON: &str = "IDEM_TEST_DIES_ON";
@@ -55,6 +55,16 @@ async fn a_worker_dies_on_postgres() {
     }
     let subject = postgres().await;
     let_a_worker_die("dying::a_worker_dies_on_postgres", &subject.schema.url);
+    is_as_committed(&subject.store).await;
+}
+
+#[tokio::test]
+async fn a_worker_dies_on_mariadb() {
+    if let Ok(url) = std::env::var(DIES_ON) {
+        die(&url).await;
+    }
+    let subject = mariadb().await;
+    let_a_worker_die("dying::a_worker_dies_on_mariadb", &subject.database.url);
     is_as_committed(&subject.store).await;
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use idem_core::machine::{Decision, State, Token};
 use idem_core::store::contract::{self, Subject, claim_in, commit, rollback};
 use idem_core::store::{
-    ClaimRequest, FailedTry, Fenced, PgStore, Retry, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
+    ClaimRequest, FailedTry, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
     unique_violation,
 };
 use idem_core::{ConsumerName, EventKey};
@@ -477,7 +477,7 @@ async fn a_locked_row_does_not_hold_up_the_others_of_its_batch() {
         .expect("nobody else has it");
     let held: Vec<_> = all.iter().cloned().zip((1..).map(|number| Token(Uuid::from_u128(number)))).collect();
     let renewed = timeout(Duration::from_secs(5), store.renew(&terms, &held)).await.expect("it does not wait for long");
-    assert_eq!(renewed.expect("the store works"), [Fenced::Applied, Fenced::LeaseLost, Fenced::Applied]);
+    assert_eq!(renewed.expect("the store works"), [Renewal::Renewed, Renewal::Unconfirmed, Renewal::Renewed]);
 
     sqlx::query(
         "UPDATE processed_jobs SET locked_until = locked_until - interval '2 hours' WHERE idempotency_key <> 'b'",
@@ -514,7 +514,7 @@ async fn busy_handlers_do_not_hold_up_renewals() {
     let claimed = subject.store.claim(&terms, &[request("other", 2)]).await;
     assert_eq!(claimed.map(drop).map_err(|error| error.kind()), Err(StoreErrorKind::Unavailable), "all are in use");
     let renewed = subject.store.renew(&terms, &[(key("lease"), Token(Uuid::from_u128(1)))]).await;
-    assert_eq!(renewed.expect("renewals have their own"), [Fenced::Applied]);
+    assert_eq!(renewed.expect("renewals have their own"), [Renewal::Renewed]);
     subject.store.ping().await.expect("so has the health check");
     drop(tx);
 }
@@ -625,7 +625,7 @@ async fn a_session_that_breaks_in_a_transaction_leaves_nothing() {
     assert!(is_run(claim(&subject.store, &terms, &request("order", 2)).await));
 }
 
-mod proxy {
+pub mod proxy {
     //! Between store and server, and able to play a network that has stopped.
 
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -735,9 +735,12 @@ async fn no_statement_scans_a_young_table() {
             .zip(&answers)
             .take(50)
             .map(|(request, answer)| match answer.decision {
-                Decision::Run(run) => {
-                    idem_core::store::Completion { request: request.clone(), attempt: run.attempt, fence: run.fence }
-                }
+                Decision::Run(run) => idem_core::store::Completion {
+                    request: request.clone(),
+                    attempt: run.attempt,
+                    fence: run.fence,
+                    returned: Returned::default(),
+                },
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -792,4 +795,17 @@ async fn the_application_has_connections_of_its_own() {
     assert_eq!(count(&subject.store, "mine").await, 0);
     drop(busy);
     let _ = subject.store();
+}
+
+#[tokio::test]
+async fn locks_that_nobody_wanted_for_long_are_purged() {
+    let subject = postgres().await;
+    let name = idem_core::LockName::from_parts([("account", "7")]).expect("a name");
+    subject.store.make_locks(std::slice::from_ref(&name)).await.expect("the store works");
+    let purge = idem_core::store::Purge { consumer: None, older_than: Duration::from_secs(60), most: 10 };
+    for (passed, left) in [(30, 1), (40, 0)] {
+        subject.pass(Duration::from_secs(passed)).await;
+        subject.store.purge(&purge).await.expect("the store works");
+        assert_eq!(count(&subject.store, "job_locks").await, left);
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use idem_core::machine::{Decision, State, Token};
 use idem_core::store::contract::{claim_in, commit, rollback};
-use idem_core::store::{Fenced, SqliteStore, Store, StoreErrorKind, StoreOptions, Tx, sql};
+use idem_core::store::{Renewal, SqliteStore, Store, StoreErrorKind, StoreOptions, Tx, sql};
 use idem_core::{Clock, SystemClock};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use tokio::time::timeout;
@@ -132,7 +132,7 @@ async fn a_file_that_another_process_writes_is_contention_and_ends_in_time() {
     store.read(&terms.consumer, &[key("lease")]).await.expect("reading waits for nobody");
     store.ping().await.expect("a file that is being written can be written");
     writing.rollback().await.expect("SQLite answers");
-    assert_eq!(store.renew(&terms, &held).await.expect("it is free"), [Fenced::Applied]);
+    assert_eq!(store.renew(&terms, &held).await.expect("it is free"), [Renewal::Renewed]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -95,13 +95,19 @@ impl Loop {
         }
         self.assignment.end(item.record.id, item.epoch);
         item.place = Place::Waiting;
-        let current = self.assignment.is_current(item.record.id, item.epoch);
+        let id = item.record.id;
+        let current = self.assignment.is_current(id, item.epoch);
+        if item.untried && !matches!(outcome, Outcome::Undecided(_)) {
+            item.untried = false;
+            self.tried(id, matches!(outcome, Outcome::Duplicate(_)));
+        }
         self.log(&delivery, &outcome);
         self.count(&outcome);
         if !current {
             return self.finish(ticket);
         }
-        if let Some(verdict) = verdict(&outcome, delivery.key().as_str(), delivery.fingerprint()) {
+        let on_conflict = self.routes[route].guarded.spec().on_conflict;
+        if let Some(verdict) = verdict(&outcome, on_conflict, delivery.key().as_str(), delivery.fingerprint()) {
             return self.set_aside(ticket, verdict);
         }
         if let Some(item) = self.items.get_mut(&ticket) {
@@ -110,6 +116,8 @@ impl Loop {
         let share: f64 = rand::rng().random();
         match outcome {
             Outcome::Completed { .. } | Outcome::Duplicate(_) => self.decide(ticket),
+            Outcome::Conflict if on_conflict == OnConflict::Skip => self.decide(ticket),
+            Outcome::Conflict => self.stop_at_conflict(ticket),
             Outcome::Failed { retry_in: Some(wait), .. } | Outcome::NotDue { wait } => self.wait(ticket, wait),
             Outcome::InProgress { wait } => self.wait_gently(ticket, wait, share),
             Outcome::LeaseLost => self.wait_gently(ticket, Duration::ZERO, share),
@@ -123,6 +131,19 @@ impl Loop {
             // Every outcome that sets a record aside was taken above; one that is not known here stays undecided.
             _ => self.wait(ticket, AFTER_BROKEN),
         }
+    }
+
+    /// Ends the consumer, with this record undecided: it is delivered again until a person has decided.
+    fn stop_at_conflict(&mut self, ticket: Ticket) {
+        if let Some(item) = self.items.get(&ticket) {
+            let text = format!(
+                "the key of {} was used for another payload, and `on_conflict = \"stop\"` asks to stop there",
+                item.record.message_id()
+            );
+            self.failure.get_or_insert(Error::new(ErrorKind::Refused, text));
+        }
+        self.finish(ticket);
+        self.begin_ending();
     }
 
     pub(super) fn wait_gently(&mut self, ticket: Ticket, lease_left: Duration, share: f64) {
@@ -174,6 +195,9 @@ impl Loop {
         if let Some(key) = &item.key {
             self.routes[item.record.id.topic].dispatch.remove(key, ticket);
         }
+        if item.untried {
+            self.tried(item.record.id, true);
+        }
         self.release_memory(&item.record);
         self.set_gate(item.record.id);
     }
@@ -195,6 +219,9 @@ impl Loop {
         for ticket in gone {
             if let Some(item) = self.items.remove(&ticket) {
                 self.release_memory(&item.record);
+                if item.untried {
+                    self.tried(item.record.id, true);
+                }
             }
         }
     }

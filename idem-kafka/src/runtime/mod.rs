@@ -22,7 +22,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use idem_core::store::{Store, StoreError};
-use idem_core::{Clock, Delivery, DuplicateKind, EventKey, Guarded, Mode, Outcome, SystemClock, Undecided};
+use idem_core::{
+    AlreadyDone, Clock, Delivery, DuplicateKind, EventKey, Guarded, Mode, OnConflict, Outcome, SystemClock, Undecided,
+};
 use rand::Rng;
 use rdkafka::error::KafkaResult;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -31,12 +33,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::assignment::{Assignment, Epoch, PartitionId};
+use crate::careful::{Admission, Careful};
 use crate::config::{Config, OnOffsetLost};
 use crate::dead_letter::{DeadLetters, Verdict, verdict};
 use crate::decode::decode;
 use crate::dispatch::{Dispatch, Ticket};
 use crate::error::{Error, ErrorKind};
-use crate::flow::{BatchSize, in_progress_wait, may_read, probe_wait};
+use crate::flow::{BatchSize, in_progress_wait, longest_span, may_read, probe_wait};
 use crate::record::Record;
 use crate::stats::{Stats, Summary};
 use commit::Commits;
@@ -108,6 +111,7 @@ pub(crate) async fn run(
         dead_letters,
         assignment: Assignment::default(),
         gates: HashMap::new(),
+        careful: HashMap::new(),
         items: HashMap::new(),
         last_ticket: 0,
         timers: BinaryHeap::new(),
@@ -165,6 +169,8 @@ struct Loop {
     dead_letters: DeadLetters,
     assignment: Assignment,
     gates: HashMap<PartitionId, Arc<Gate>>,
+    /// For partitions of atomic handlers.
+    careful: HashMap<PartitionId, Careful>,
     /// Every record in memory.
     items: HashMap<Ticket, Item>,
     last_ticket: Ticket,
@@ -203,10 +209,26 @@ struct Item {
     /// Here unless it is running.
     delivery: Option<Delivery>,
     place: Place,
+    /// It runs carefully, and others wait until it was tried.
+    untried: bool,
     /// How often it was told that the job is in progress.
     times: u32,
     /// Its dead letter, on its way.
     letter: Option<AbortHandle>,
+}
+
+impl Item {
+    fn new(record: Record, epoch: Epoch, key: Option<EventKey>, delivery: Option<Delivery>) -> Self {
+        let record = Arc::new(record);
+        Self { record, epoch, key, delivery, place: Place::Waiting, untried: false, times: 0, letter: None }
+    }
+
+    fn admit(&mut self, admission: Admission) {
+        if admission == Admission::Careful {
+            self.untried = true;
+            self.delivery = self.delivery.take().map(Delivery::with_care);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

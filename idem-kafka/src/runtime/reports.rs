@@ -29,6 +29,10 @@ impl Loop {
             self.withdraw(|item| item.record.id == id);
             gate.set_open(self.ending.is_none());
             self.gates.insert(id, gate);
+            if self.routes[id.topic].guarded.spec().mode == Mode::Atomic {
+                let span = longest_span(self.config.run_ahead);
+                self.careful.insert(id, Careful::new(self.config.careful_records, span));
+            }
             self.assignment.assign(id, committed);
         }
         tracing::info!(partitions = self.assignment.len(), "partitions assigned");
@@ -84,6 +88,7 @@ impl Loop {
         for id in ids {
             self.assignment.remove(*id);
             self.gates.remove(id);
+            self.careful.remove(id);
         }
         let gone: HashSet<_> = ids.iter().copied().collect();
         self.withdraw(|item| gone.contains(&item.record.id));
@@ -127,23 +132,40 @@ impl Loop {
         match decode(&route.guarded, &record) {
             Ok(delivery) => {
                 let key = delivery.key().clone();
-                route.dispatch.push(&key, ticket);
-                let delivery = Some(delivery.with_tag(ticket));
-                let record = Arc::new(record);
-                self.items.insert(
-                    ticket,
-                    Item { record, epoch, key: Some(key), delivery, place: Place::Waiting, times: 0, letter: None },
-                );
+                let careful = self.careful.get_mut(&record.id);
+                let admission = careful.map_or(Admission::Free, |careful| careful.admit(ticket));
+                if admission != Admission::Wait {
+                    route.dispatch.push(&key, ticket);
+                }
+                let mut item = Item::new(record, epoch, Some(key), Some(delivery.with_tag(ticket)));
+                item.admit(admission);
+                self.items.insert(ticket, item);
             }
             Err(verdict) => {
                 self.stats.rejected();
-                let record = Arc::new(record);
-                self.items.insert(
-                    ticket,
-                    Item { record, epoch, key: None, delivery: None, place: Place::Waiting, times: 0, letter: None },
-                );
+                self.items.insert(ticket, Item::new(record, epoch, None, None));
                 self.set_aside(ticket, verdict);
             }
+        }
+    }
+
+    /// A careful record was tried, or is gone: those behind it may run if it was the last.
+    pub(super) fn tried(&mut self, id: PartitionId, was_done: bool) {
+        let Some(careful) = self.careful.get_mut(&id) else { return };
+        let mut gone = 0;
+        for (ticket, admission) in careful.tried(was_done) {
+            if let Some(item) = self.items.get_mut(&ticket) {
+                item.admit(admission);
+                if let Some(key) = &item.key {
+                    self.routes[id.topic].dispatch.push(key, ticket);
+                }
+            } else if admission == Admission::Careful {
+                gone += 1;
+            }
+        }
+        // What has left memory meanwhile makes room.
+        for _ in 0..gone {
+            self.tried(id, true);
         }
     }
 

@@ -11,12 +11,15 @@ impl Loop {
                 if *takeover {
                     stats.takeovers();
                 }
-                if *already_done {
-                    stats.already_done();
+                match already_done {
+                    Some(AlreadyDone::Domain) => stats.already_done(),
+                    Some(AlreadyDone::Probe) => stats.found_by_probe(),
+                    None => {}
                 }
             }
             Outcome::Duplicate(DuplicateKind::Redelivery) => stats.duplicates_redelivered(),
-            Outcome::Duplicate(DuplicateKind::Producer) => stats.duplicates_produced(),
+            Outcome::Duplicate(DuplicateKind::Replay) => stats.duplicates_replayed(),
+            Outcome::Duplicate(_) => stats.duplicates_produced(),
             Outcome::Conflict => stats.conflicts(),
             Outcome::InProgress { .. } => stats.in_progress(),
             Outcome::Failed { retry_in, .. } => {
@@ -42,7 +45,10 @@ impl Loop {
             Outcome::Completed { attempt, takeover: true, .. } => {
                 say!(warn, "idem.takeover", attempt, "completed after a takeover")
             }
-            Outcome::Completed { attempt, already_done: true, .. } => {
+            Outcome::Completed { attempt, already_done: Some(AlreadyDone::Probe), .. } => {
+                say!(info, "idem.completed", attempt, "the probe found the effect of an earlier try; completed");
+            }
+            Outcome::Completed { attempt, already_done: Some(AlreadyDone::Domain), .. } => {
                 say!(
                     error,
                     "idem.constraint_violation",

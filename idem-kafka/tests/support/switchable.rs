@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use idem_core::machine::{State, Token};
+use idem_core::machine::{OperatorAction, State, Token};
 use idem_core::store::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, MemoryStore, Store, StoreError,
-    StoreErrorKind, Terms, Tx,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, LockRequest, MemoryStore, Operated,
+    Purge, Renewal, Store, StoreError, StoreErrorKind, Terms, Tx,
 };
-use idem_core::{ConsumerName, EventKey};
+use idem_core::{ConsumerName, EventKey, LockName};
 
 #[derive(Clone, Default)]
 pub struct Switchable {
@@ -53,7 +53,7 @@ impl Store for Switchable {
     fn claim<'a>(&'a self, terms: &'a Terms, requests: &'a [ClaimRequest]) -> Answered<'a, Vec<Answer>> {
         self.unless_off(self.store.claim(terms, requests))
     }
-    fn renew<'a>(&'a self, terms: &'a Terms, held: &'a [(EventKey, Token)]) -> Answered<'a, Vec<Fenced>> {
+    fn renew<'a>(&'a self, terms: &'a Terms, held: &'a [(EventKey, Token)]) -> Answered<'a, Vec<Renewal>> {
         self.unless_off(self.store.renew(terms, held))
     }
     fn complete<'a>(&'a self, terms: &'a Terms, done: &'a [Completion]) -> Answered<'a, Vec<Fenced>> {
@@ -68,8 +68,41 @@ impl Store for Switchable {
     fn begin(&self) -> Answered<'_, Tx> {
         self.unless_off(self.store.begin())
     }
+    fn lock<'a>(&'a self, terms: &'a Terms, requests: &'a [LockRequest]) -> Answered<'a, Vec<bool>> {
+        self.unless_off(self.store.lock(terms, requests))
+    }
+    fn extend_locks<'a>(&'a self, terms: &'a Terms, requests: &'a [LockRequest]) -> Answered<'a, Vec<Renewal>> {
+        self.unless_off(self.store.extend_locks(terms, requests))
+    }
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> Answered<'a, ()> {
+        self.unless_off(self.store.unlock(requests))
+    }
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> Answered<'a, ()> {
+        self.unless_off(self.store.make_locks(names))
+    }
     fn read<'a>(&'a self, consumer: &'a ConsumerName, keys: &'a [EventKey]) -> Answered<'a, Vec<State>> {
         self.unless_off(self.store.read(consumer, keys))
+    }
+    fn result<'a>(&'a self, consumer: &'a ConsumerName, key: &'a EventKey) -> Answered<'a, Option<Vec<u8>>> {
+        self.unless_off(self.store.result(consumer, key))
+    }
+    fn count_duplicates<'a>(&'a self, consumer: &'a ConsumerName, counts: &'a [(EventKey, u64)]) -> Answered<'a, ()> {
+        self.unless_off(self.store.count_duplicates(consumer, counts))
+    }
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> Answered<'a, Operated> {
+        self.unless_off(self.store.operate(terms, key, action, reason))
+    }
+    fn purge<'a>(&'a self, purge: &'a Purge) -> Answered<'a, u64> {
+        self.unless_off(self.store.purge(purge))
+    }
+    fn check_schema(&self) -> Answered<'_, ()> {
+        self.unless_off(self.store.check_schema())
     }
     fn ping(&self) -> Answered<'_, ()> {
         self.unless_off(self.store.ping())

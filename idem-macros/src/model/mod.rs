@@ -1,13 +1,16 @@
 //! The checked description of one handler: what the attribute sets and what the function takes. Each check is a function of
 //! its own, and all of them run, so that every mistake is reported at once.
 
+mod minted;
 mod settings;
 mod signature;
 
 use std::time::Duration;
 
+use proc_macro2::Span;
 use syn::{Ident, Member, Path, Type};
 
+use crate::diagnostics::Diagnostics;
 use crate::parse::{Function, Text};
 
 /// What the attribute says.
@@ -22,6 +25,24 @@ pub(crate) struct Settings {
     pub(crate) backoff: Option<(Duration, Duration)>,
     pub(crate) fingerprint: Vec<Field>,
     pub(crate) domain_unique: Vec<String>,
+    pub(crate) on_conflict: Option<OnConflict>,
+    pub(crate) lock: Vec<Source>,
+    pub(crate) probe: Option<Probe>,
+}
+
+/// What becomes of a message whose key was used for another payload.
+#[derive(Clone, Copy)]
+pub(crate) enum OnConflict {
+    DeadLetter,
+    Skip,
+    Stop,
+}
+
+/// The function that is asked before a takeover or a retry.
+pub(crate) struct Probe {
+    pub(crate) function: Path,
+    /// Of the argument's name.
+    name_span: Span,
 }
 
 /// Where one part of the key comes from.
@@ -70,6 +91,37 @@ pub(crate) enum Role {
     Transaction(Box<Type>),
     /// Every other owned one.
     Shared,
+}
+
+impl Source {
+    /// Its name as an identifier, if that tells of a value made when a message comes (K2), and as it was written.
+    pub(crate) fn minted(&self) -> Option<(String, &Text)> {
+        let (name, written) = match self {
+            Source::Field(field) => (field.path.text.rsplit('.').next()?, &field.path),
+            Source::Header(header) => (&*header.text, header),
+        };
+        Some((minted::at_receipt(name)?, written))
+    }
+}
+
+impl Settings {
+    /// Checks the settings against the function. What does not fit is left out, and `diagnostics` says so.
+    pub(crate) fn fit(&mut self, handler: &HandlerFn, diagnostics: &mut Diagnostics) {
+        self.probe = self.probe.take().filter(|probe| probe_fits(probe, handler, diagnostics));
+    }
+}
+
+/// A probe answers for one job whose effect is elsewhere.
+fn probe_fits(probe: &Probe, handler: &HandlerFn, diagnostics: &mut Diagnostics) -> bool {
+    if handler.is_atomic() {
+        let message = "`probe` is for an effect elsewhere: the transaction that this handler takes tells whether its effect \
+                       took place; remove `probe`";
+        diagnostics.error(probe.name_span, message);
+    }
+    if handler.batch {
+        diagnostics.error(probe.name_span, "`probe` answers for one job: a batch handler cannot have one");
+    }
+    !handler.is_atomic() && !handler.batch
 }
 
 impl HandlerFn {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proc_macro2::Span;
 use syn::{Ident, Index, Member};
 
-use super::{Field, Settings, Source};
-use crate::diagnostics::Diagnostics;
+use super::{Field, OnConflict, Probe, Settings, Source};
+use crate::diagnostics::{Diagnostics, did_you_mean, list};
 use crate::duration;
 use crate::parse::{Argument, Arguments, Name, Text};
 use crate::paths::DefaultCrate;
@@ -25,7 +25,7 @@ impl Settings {
             krate: given(Name::Crate)
                 .and_then(|argument| argument.path(diagnostics))
                 .unwrap_or_else(|| default_crate.path()),
-            key: given(Name::Key).map(|argument| key(argument, diagnostics)).unwrap_or_default(),
+            key: given(Name::Key).map(|argument| sources(argument, diagnostics)).unwrap_or_default(),
             consumer: given(Name::Consumer).and_then(|argument| consumer(argument, diagnostics)).unwrap_or_default(),
             lease: given(Name::Lease).and_then(|argument| lease(argument, diagnostics)),
             max_run: given(Name::MaxRun).and_then(|argument| max_run(argument, diagnostics)),
@@ -37,6 +37,9 @@ impl Settings {
             domain_unique: given(Name::DomainUnique)
                 .map(|argument| domain_unique(argument, diagnostics))
                 .unwrap_or_default(),
+            on_conflict: given(Name::OnConflict).and_then(|argument| on_conflict(argument, diagnostics)),
+            lock: given(Name::Lock).map(|argument| sources(argument, diagnostics)).unwrap_or_default(),
+            probe: given(Name::Probe).and_then(|argument| probe(argument, diagnostics)),
         }
     }
 }
@@ -53,17 +56,21 @@ fn check_required(arguments: &Arguments, diagnostics: &mut Diagnostics) {
     }
 }
 
-fn key(argument: &Argument, diagnostics: &mut Diagnostics) -> Vec<Source> {
+/// Of a key or a lock.
+fn sources(argument: &Argument, diagnostics: &mut Diagnostics) -> Vec<Source> {
     let written = argument.sources(diagnostics);
     check_distinct(&written, argument.name, diagnostics);
-    written.into_iter().filter_map(|text| source(text, diagnostics)).collect()
+    written.into_iter().filter_map(|text| source(argument.name, text, diagnostics)).collect()
 }
 
-fn source(written: Text, diagnostics: &mut Diagnostics) -> Option<Source> {
+fn source(argument: Name, written: Text, diagnostics: &mut Diagnostics) -> Option<Source> {
     if names_a_delivery(&written.text) {
+        let wrong = match argument {
+            Name::Lock => "not a state: no two messages would share the lock",
+            _ => "not the job: a copy of the message would take effect again",
+        };
         let message = format!(
-            "\"{}\" names one delivery, not the job: a copy of the message would take effect again; name a field of the \
-             event, or a header as `header:<name>`",
+            "\"{}\" names one delivery, {wrong}; name a field of the event, or a header as `header:<name>`",
             written.text
         );
         diagnostics.error(written.span, message);
@@ -74,8 +81,9 @@ fn source(written: Text, diagnostics: &mut Diagnostics) -> Option<Source> {
         Some(("header", name)) => header(name, written.span, diagnostics).map(Source::Header),
         Some((prefix, _)) => {
             let message = format!(
-                "unknown key source `{prefix}:`; write the path of a field such as `order_id` or `order.id`, or \
-                 `header:<name>`"
+                "unknown {} source `{prefix}:`; write the path of a field such as `order_id` or `order.id`, or \
+                 `header:<name>`",
+                argument.as_str()
             );
             diagnostics.error(written.span, message);
             None
@@ -227,6 +235,27 @@ fn domain_unique(argument: &Argument, diagnostics: &mut Diagnostics) -> Vec<Stri
         diagnostics.error(constraint.span, "`domain_unique` needs the constraint's name");
     }
     constraints.into_iter().map(|constraint| constraint.text).collect()
+}
+
+fn on_conflict(argument: &Argument, diagnostics: &mut Diagnostics) -> Option<OnConflict> {
+    const CHOICES: &[&str] = &["dead_letter", "skip", "stop"];
+    let Text { text, span } = argument.text(diagnostics)?;
+    match text.as_str() {
+        "dead_letter" => Some(OnConflict::DeadLetter),
+        "skip" => Some(OnConflict::Skip),
+        "stop" => Some(OnConflict::Stop),
+        _ => {
+            let suggestion = did_you_mean(&text, CHOICES);
+            let message = format!("unknown `on_conflict` \"{text}\"{suggestion}; expected one of: {}", list(CHOICES));
+            diagnostics.error(span, message);
+            None
+        }
+    }
+}
+
+fn probe(argument: &Argument, diagnostics: &mut Diagnostics) -> Option<Probe> {
+    let function = argument.function(diagnostics)?;
+    Some(Probe { function, name_span: argument.name_span })
 }
 
 #[cfg(test)]

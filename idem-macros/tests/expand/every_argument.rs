@@ -9,6 +9,8 @@
 //         backoff = "100ms..1m",
 //         fingerprint = ["amount", "customer.id"],
 //         domain_unique = ["uq_invoices_order_id", "invoices.order_id"],
+//         on_conflict = "skip",
+//         lock = ["customer.id", "header:tenant"],
 //         crate = renamed::idem_core,
 //     )]
 //     async fn issue_invoice(event: OrderPaid, tx: &mut PgConnection) -> Result<(), InvoiceError> {
@@ -43,6 +45,8 @@ const _: () = {
                 __idem::Duration::from_millis(60000u64),
             )),
             domain_unique: &["uq_invoices_order_id", "invoices.order_id"],
+            on_conflict: __idem::OnConflict::Skip,
+            lock: true,
             ..__idem::Spec::new("issue_invoice", "invoice", __idem::Mode::Atomic)
         };
         fn key(
@@ -55,6 +59,15 @@ const _: () = {
             __idem::fingerprint()
                 .field("amount", &__event.amount)
                 .field("customer.id", &__event.customer.id)
+                .finish()
+        }
+        fn lock(
+            __event: &Self::Event,
+            __headers: &dyn __idem::Headers,
+        ) -> __idem::LockResult {
+            __idem::lock(__headers)
+                .field("customer.id", &__event.customer.id)
+                .header("tenant")
                 .finish()
         }
         fn require(__needs: &mut __idem::Requirements<'_>) {

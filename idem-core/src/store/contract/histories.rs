@@ -10,7 +10,10 @@ use super::*;
 
 const KEYS: usize = 3;
 const LONGEST: usize = 25;
+/// Unless the environment names more, see [`CASES_VARIABLE`].
 const CASES: u32 = 40;
+/// How many histories each store is put through.
+const CASES_VARIABLE: &str = "IDEM_TEST_HISTORIES";
 
 /// One thing that happens. Numbers pick among what there is at that moment.
 #[derive(Clone, Debug)]
@@ -42,6 +45,15 @@ enum Event {
     Forget {
         key: usize,
     },
+    /// A person intervenes.
+    Operate {
+        key: usize,
+        action: OperatorAction,
+    },
+    /// What ended that many tenths of a lease ago is removed.
+    Purge {
+        tenths: u32,
+    },
 }
 
 /// A request for the job of a key.
@@ -68,13 +80,26 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(claim, retry)| Event::Fail { claim, retry }),
         4 => (1..15u32).prop_map(|tenths| Event::Pass { tenths }),
         1 => (0..KEYS).prop_map(|key| Event::Forget { key }),
+        2 => (0..KEYS, action()).prop_map(|(key, action)| Event::Operate { key, action }),
+        1 => (1..30u32).prop_map(|tenths| Event::Purge { tenths }),
     ]
 }
 
+fn action() -> impl Strategy<Value = OperatorAction> {
+    use OperatorAction::{Complete, Fail, Release, Retry};
+    prop_oneof![Just(Release), Just(Retry), Just(Complete), Just(Fail)]
+}
+
 /// Replays random histories against the store, each under a consumer name of its own. A history that fails is shrunk.
+///
+/// `IDEM_TEST_HISTORIES` is how many, `PROPTEST_RNG_SEED` what they are drawn from.
 pub fn random_histories(runtime: &Handle, subject: &impl Subject) {
+    let cases = match std::env::var(CASES_VARIABLE) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{CASES_VARIABLE}={text} is no number")),
+        Err(_) => CASES,
+    };
     let persistence = FileFailurePersistence::WithSource("regressions");
-    let config = Config { cases: CASES, failure_persistence: Some(Box::new(persistence)), ..Config::default() };
+    let config = Config { cases, failure_persistence: Some(Box::new(persistence)), ..Config::default() };
     let config = Config { source_file: Some(file!()), max_shrink_iters: 2000, ..config };
     let histories = prop::collection::vec(event(), 1..LONGEST);
     let replay =
@@ -82,6 +107,7 @@ pub fn random_histories(runtime: &Handle, subject: &impl Subject) {
     if let Err(error) = TestRunner::new(config).run(&histories, replay) {
         panic!("{error}");
     }
+    println!("histories: {}: {cases} histories", subject.store().engine());
 }
 
 /// What must be true now, according to the machine.
@@ -158,11 +184,16 @@ impl<'a, S: Subject> History<'a, S> {
             }
             Event::Renew(claims) => {
                 let held = self.held(claims);
-                let fenced = self.store.renew(&self.terms, &held).await.map_err(text)?;
+                let renewals = self.store.renew(&self.terms, &held).await.map_err(text)?;
                 // The answer has no clock, so the new instant is taken from the row and must be about right.
                 let now = self.now().await?;
                 let rows = self.rows().await?;
-                for ((key, token), fenced) in held.into_iter().zip(fenced) {
+                for ((key, token), renewal) in held.into_iter().zip(renewals) {
+                    let fenced = match renewal {
+                        Renewal::Renewed => Fenced::Applied,
+                        Renewal::LeaseLost => Fenced::LeaseLost,
+                        Renewal::Unconfirmed => return Err(format!("{key} is locked by nobody")),
+                    };
                     let input = Input::Renew { token, now, lease: self.terms.lease };
                     self.step(&key, input, fenced)?;
                     let (Some(State::Processing { locked_until: expected, .. }), Fenced::Applied) =
@@ -236,6 +267,46 @@ impl<'a, S: Subject> History<'a, S> {
                 self.subject.forget(&self.terms.consumer, &key).await;
                 self.model.remove(&key);
                 Ok(())
+            }
+            Event::Operate { key, action } => {
+                let key = super::key(&key.to_string());
+                let before = self.state(&key);
+                let operated = self.store.operate(&self.terms, &key, *action, "a reason").await.map_err(text)?;
+                same("the state before", operated.before, before)?;
+                let input = Input::Operator { action: *action, now: self.now().await? };
+                let refused = match step(&before, input) {
+                    Err(illegal) => Some(Refusal::Illegal(illegal)),
+                    Ok(Transition { decision: Decision::InProgress { until }, .. }) => {
+                        Some(Refusal::LeaseAlive { until })
+                    }
+                    Ok(Transition { next, .. }) => {
+                        same("the state after", operated.after, next)?;
+                        self.model.insert(key.clone(), next);
+                        None
+                    }
+                };
+                same("the refusal", operated.refused, refused)
+            }
+            Event::Purge { tenths } => {
+                let older_than = self.terms.lease / 10 * *tenths;
+                let purge = Purge { consumer: Some(self.terms.consumer.clone()), older_than, most: 100 };
+                let removed = self.store.purge(&purge).await.map_err(text)?;
+                // When a row ended is not in its state; but only what has ended may go.
+                let rows = self.rows().await?;
+                let gone: Vec<_> = rows.into_iter().filter(|(_, state)| *state == State::Absent).collect();
+                let mut count = 0;
+                for (key, _) in gone {
+                    if let Some(state) = self.model.remove(&key) {
+                        count += 1;
+                        let ended = match state {
+                            State::Completed { .. } => true,
+                            State::Failed { failure, .. } => !matches!(failure, Failure::Due(_)),
+                            _ => false,
+                        };
+                        same(&format!("whether {key} has ended"), ended, true)?;
+                    }
+                }
+                same("the rows removed", removed, count)
             }
         }
     }

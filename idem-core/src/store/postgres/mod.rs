@@ -3,40 +3,30 @@
 mod queries;
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use self::queries::PgRows;
-use super::lent::{Lent, Savepoints, within};
-use super::rows::{self, ClaimAs};
+use super::lent::{Lent, Savepoints, bound, within};
+use super::rows::{self, ClaimAs, Rows as _};
+use super::server::{Breakdown, CLOSE_TIMEOUT, MIGRATE_TIMEOUT, Use, guard_pool};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError,
-    StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, JobConnection, LockRequest, Operated,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, locks,
+    migrate,
 };
-use crate::clock::{Clock, SystemClock};
-use crate::key::{ConsumerName, EventKey};
-use crate::machine::{State, Token};
-
-/// Connections that only renewals and the health check use, so that no number of busy handlers can hold them up (L2).
-const CONTROL_CONNECTIONS: u32 = 2;
-/// How long a renewal waits at most for another transaction's lock.
-const CONTROL_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// A connection that was idle for longer is tried before it is used.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
-/// How long the tables' migration may take, which another process may be doing.
-const MIGRATE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long [`Store::close`] waits for connections that are in use.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::key::{ConsumerName, EventKey, LockName};
+use crate::machine::{OperatorAction, State, Token};
 
 /// The guard's rows in PostgreSQL 13 or later, in the first schema of the connection's `search_path`.
 ///
-/// Connections keep settings for their session, so a pooler in between must pool sessions, not transactions.
+/// Connections keep settings for their session, so a pooler in between must pool sessions; one that pools transactions, such as
+/// PgBouncer in its mode `transaction`, must be said with [`transaction_pooler`](StoreOptions::transaction_pooler).
 ///
 /// ```no_run
 /// use idem_core::store::{PgStore, Store, StoreOptions};
@@ -61,26 +51,6 @@ pub struct PgStore {
     options: StoreOptions,
 }
 
-/// When a connection last broke off. Those that have not been used since are tried first: a server that restarts breaks all
-/// of them, and each would cost somebody a failed call.
-#[derive(Clone, Debug, Default)]
-struct Breakdown(Arc<Mutex<Option<Instant>>>);
-
-impl Breakdown {
-    /// Hands a result on and remembers if it is one.
-    fn noted<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        if result.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unavailable) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(SystemClock.monotonic());
-        }
-        result
-    }
-
-    fn was_within(&self, time: Duration) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.is_some_and(|last| SystemClock.monotonic().saturating_duration_since(last) <= time)
-    }
-}
-
 impl PgStore {
     /// Opens the database at `url`, which is libpq's `postgres://user:password@host:port/database?…`. The tables are not
     /// touched.
@@ -92,6 +62,12 @@ impl PgStore {
     pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
         options.check()?;
         let target: PgConnectOptions = url.parse().map_err(malformed)?;
+        let target = if options.transaction_pooler {
+            // Nor may the driver keep statements, and a pooler need not know this one setting of its.
+            target.statement_cache_capacity(0).extra_float_digits(None)
+        } else {
+            target
+        };
         let target = match target.get_application_name() {
             Some(_) => target,
             None => target.application_name("idem"),
@@ -109,8 +85,8 @@ impl PgStore {
             .connect_lazy_with(target.clone());
         let breakdown = Breakdown::default();
         Ok(Self {
-            work: guard_pool(options, &breakdown, Use::Work).connect_lazy_with(target.clone()),
-            control: guard_pool(options, &breakdown, Use::Control).connect_lazy_with(target),
+            work: work_or_control(options, &breakdown, Use::Work).connect_lazy_with(target.clone()),
+            control: work_or_control(options, &breakdown, Use::Control).connect_lazy_with(target),
             application,
             breakdown,
             options: *options,
@@ -126,84 +102,82 @@ impl PgStore {
     }
 }
 
-/// What a pool of the guard's is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    Work,
-    Control,
-}
-
-fn guard_pool(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> PgPoolOptions {
-    let (connections, lock_timeout) = match used_for {
-        Use::Work => (options.max_connections, options.lock_timeout),
-        Use::Control => (CONTROL_CONNECTIONS, options.lock_timeout.min(CONTROL_LOCK_TIMEOUT)),
-    };
-    let idle_timeout = options.idle_transaction_timeout;
-    let breakdown = breakdown.clone();
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(options.acquire_timeout)
-        // It costs every call a round trip; the callback does it only where it is of use.
-        .test_before_acquire(false)
-        .before_acquire(move |connection, meta| {
-            let doubtful = meta.idle_for > TRUSTED_IDLE || breakdown.was_within(meta.idle_for);
-            Box::pin(async move {
-                if doubtful {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
-        .after_connect(move |connection, _| Box::pin(prepare(connection, used_for, lock_timeout, idle_timeout)))
+fn work_or_control(options: &StoreOptions, breakdown: &Breakdown, used_for: Use) -> PgPoolOptions {
+    let (pool, options) = (guard_pool(options, breakdown, used_for), *options);
+    pool.after_connect(move |connection, _| Box::pin(prepare(connection, used_for, options)))
 }
 
 /// Makes a new connection the guard's.
-async fn prepare(
-    connection: &mut PgConnection,
-    used_for: Use,
-    lock_timeout: Duration,
-    idle_timeout: Duration,
-) -> Result<(), sqlx::Error> {
+async fn prepare(connection: &mut PgConnection, used_for: Use, options: StoreOptions) -> Result<(), sqlx::Error> {
     let milliseconds = |time: Duration| format!("{}ms", time.as_millis());
-    sqlx::query(queries::SETTINGS)
-        .bind(milliseconds(lock_timeout))
-        .bind(milliseconds(idle_timeout))
-        .execute(&mut *connection)
-        .await?;
-    match used_for {
-        Use::Control => {
+    if !options.transaction_pooler {
+        sqlx::query(queries::SETTINGS)
+            .bind(milliseconds(used_for.lock_timeout(&options)))
+            .bind(milliseconds(options.idle_transaction_timeout))
+            .execute(&mut *connection)
+            .await?;
+        if used_for == Use::Control {
             sqlx::raw_sql(queries::SETTINGS_OF_CONTROL).execute(&mut *connection).await?;
         }
-        Use::Work => {
-            // The guard sends its BEGIN and COMMIT as text. For sqlx a transaction is open all the time, so that what a
-            // handler begins on its connection is a savepoint, and its commit cannot be the guard's. Forgetting the
-            // borrowed transaction is what leaves sqlx's count at one.
-            std::mem::forget(connection.begin().await?);
-            sqlx::raw_sql(queries::ROLLBACK).execute(&mut *connection).await?;
-        }
+    }
+    if used_for == Use::Work || options.transaction_pooler {
+        // The guard sends its BEGIN and COMMIT as text. For sqlx a transaction is open all the time, so that what a handler
+        // begins on its connection is a savepoint, and its commit cannot be the guard's. Forgetting the borrowed transaction
+        // is what leaves sqlx's count at one.
+        std::mem::forget(connection.begin().await?);
+        sqlx::raw_sql(queries::ROLLBACK).execute(&mut *connection).await?;
     }
     Ok(())
 }
 
 impl PgStore {
-    async fn lend(&self, pool: &PgPool) -> Result<Lent<Postgres>, StoreError> {
-        Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))
-    }
-
-    async fn begin_tx(&self) -> Result<PgTx, StoreError> {
+    async fn begin_tx(&self, used_for: Use) -> Result<PgTx, StoreError> {
+        let pool = if used_for == Use::Work { &self.work } else { &self.control };
+        let lent = Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))?;
         let mut tx = PgTx {
-            lent: self.lend(&self.work).await?,
+            lent,
             savepoints: Savepoints::default(),
             breakdown: self.breakdown.clone(),
             call_timeout: self.options.call_timeout,
+            persistent: !self.options.transaction_pooler,
         };
-        tx.send(queries::BEGIN.to_owned(), "begin a transaction").await?;
+        let mut begin = queries::BEGIN.to_owned();
+        if self.options.transaction_pooler {
+            let (lock_timeout, idle_timeout) =
+                (used_for.lock_timeout(&self.options), self.options.idle_transaction_timeout);
+            let settings = queries::settings_of_transaction(lock_timeout, idle_timeout, used_for == Use::Control);
+            begin = format!("{begin}; {settings}");
+        }
+        tx.send(begin, "begin a transaction").await?;
         Ok(tx)
     }
 
-    /// Hands the result of statements without a transaction on. After a refusal the connection is as good as before; one
-    /// that did not answer, or a server that cannot write now, is left.
-    fn back<T>(&self, lent: Lent<Postgres>, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    /// Does what needs no transaction, each statement being its own. Behind a pooler it needs one, to have one session.
+    async fn on<T>(
+        &self,
+        used_for: Use,
+        what: &'static str,
+        call: impl AsyncFnOnce(PgRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        if self.options.transaction_pooler {
+            let mut tx = self.begin_tx(used_for).await?;
+            let result = within(self.options.call_timeout, what, call(tx.rows())).await;
+            return match self.breakdown.noted(result) {
+                Ok(done) => tx.commit().await.map(|()| done),
+                Err(error) => {
+                    // Its locks would be in others' way until the server notices that the connection is gone.
+                    if error.kind() != StoreErrorKind::Unavailable {
+                        let _ = tx.rollback().await;
+                    }
+                    Err(error)
+                }
+            };
+        }
+        let pool = if used_for == Use::Work { &self.work } else { &self.control };
+        let mut lent = Lent::from(pool).await.map_err(|error| StoreError::from_sqlx("get a connection", error))?;
+        let result = within(self.options.call_timeout, what, call(PgRows::new(&mut lent.connection, true))).await;
+        // After a refusal the connection is as good as before; one that did not answer, or a server that cannot write now, is
+        // left.
         if result.as_ref().err().is_none_or(|error| error.kind() != StoreErrorKind::Unavailable) {
             lent.give_back();
         }
@@ -218,9 +192,10 @@ impl Store for PgStore {
 
     fn migrate(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let mut tx = self.begin_tx().await?;
-            let mut tables = PgRows(&mut tx.lent.connection);
-            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES);
+            let mut tx = self.begin_tx(Use::Work).await?;
+            let mut tables = tx.rows();
+            let anew = if self.options.partitioned { migrate::PARTITIONED } else { migrate::PLAIN };
+            let migrate = migrate::migrate(&mut tables, migrate::POSTGRES, anew);
             match within(MIGRATE_TIMEOUT, "migrate the tables", migrate).await {
                 Ok(()) => tx.commit().await,
                 Err(error) => {
@@ -240,13 +215,9 @@ impl Store for PgStore {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let claim =
-                async { rows::claim(&mut PgRows(&mut lent.connection), terms, requests, ClaimAs::Processing).await };
-            let result = within(self.options.call_timeout, "claim jobs", claim).await;
-            self.back(lent, result)
-        }
+        self.on(Use::Work, "claim jobs", async move |mut rows| {
+            rows::claim(&mut rows, terms, requests, ClaimAs::Processing).await
+        })
         .boxed()
     }
 
@@ -254,14 +225,8 @@ impl Store for PgStore {
         &'a self,
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
-    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.control).await?;
-            let renew = async { rows::renew(&mut PgRows(&mut lent.connection), terms, held).await };
-            let result = within(self.options.call_timeout, "renew leases", renew).await;
-            self.back(lent, result)
-        }
-        .boxed()
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        self.on(Use::Control, "renew leases", async move |mut rows| rows::renew(&mut rows, terms, held).await).boxed()
     }
 
     fn complete<'a>(
@@ -269,13 +234,7 @@ impl Store for PgStore {
         terms: &'a Terms,
         done: &'a [Completion],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let complete = async { rows::complete(&mut PgRows(&mut lent.connection), terms, done).await };
-            let result = within(self.options.call_timeout, "complete jobs", complete).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(Use::Work, "complete jobs", async move |mut rows| rows::complete(&mut rows, terms, done).await).boxed()
     }
 
     fn fail<'a>(
@@ -283,13 +242,8 @@ impl Store for PgStore {
         terms: &'a Terms,
         failed: &'a [FailedTry],
     ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let fail = async { rows::fail(&mut PgRows(&mut lent.connection), terms, failed).await };
-            let result = within(self.options.call_timeout, "mark jobs as failed", fail).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(Use::Work, "mark jobs as failed", async move |mut rows| rows::fail(&mut rows, terms, failed).await)
+            .boxed()
     }
 
     fn release<'a>(
@@ -297,17 +251,36 @@ impl Store for PgStore {
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let release = async { rows::release(&mut PgRows(&mut lent.connection), terms, held).await };
-            let result = within(self.options.call_timeout, "release jobs", release).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(Use::Work, "release jobs", async move |mut rows| rows::release(&mut rows, terms, held).await).boxed()
     }
 
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
-        async move { Ok(Tx::new(self.begin_tx().await?)) }.boxed()
+        async move { Ok(Tx::new(self.begin_tx(Use::Work).await?)) }.boxed()
+    }
+
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.on(Use::Work, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await).boxed()
+    }
+
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        let extend = async move |mut rows: PgRows<'_>| locks::extend(&mut rows, terms, requests).await;
+        self.on(Use::Control, "extend locks", extend).boxed()
+    }
+
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.on(Use::Work, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
+    }
+
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.on(Use::Work, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
     }
 
     fn read<'a>(
@@ -315,23 +288,52 @@ impl Store for PgStore {
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.work).await?;
-            let read = async { rows::read(&mut PgRows(&mut lent.connection), consumer, keys).await };
-            let result = within(self.options.call_timeout, "read jobs", read).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        self.on(Use::Work, "read jobs", async move |mut rows| rows::read(&mut rows, consumer, keys).await).boxed()
+    }
+
+    fn result<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        key: &'a EventKey,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.on(Use::Work, "read what a job returned", async move |mut rows| rows.result(consumer, key).await).boxed()
+    }
+
+    fn count_duplicates<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        counts: &'a [(EventKey, u64)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let count = async move |mut rows: PgRows<'_>| rows::count_duplicates(&mut rows, consumer, counts).await;
+        self.on(Use::Control, "count duplicates", count).boxed()
+    }
+
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<Operated, StoreError>> {
+        let operate = async move |mut rows: PgRows<'_>| rows::operate(&mut rows, terms, key, action, reason).await;
+        self.on(Use::Work, "change a job for an operator", operate).boxed()
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
+        self.on(Use::Control, "purge jobs", async move |mut rows| rows.purge(purge).await).boxed()
+    }
+
+    fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let check = async move |mut rows: PgRows<'_>| migrate::check(&mut rows, migrate::POSTGRES).await;
+        self.on(Use::Work, "check the tables", check).boxed()
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            let mut lent = self.lend(&self.control).await?;
-            let ping = async { can_write(&mut lent.connection).await };
-            let result = within(self.options.call_timeout, "ping the server", ping).await;
-            self.back(lent, result)
-        }
-        .boxed()
+        let ping = async move |mut rows: PgRows<'_>| match rows.can_write().await? {
+            true => Ok(()),
+            false => Err(StoreError::new(StoreErrorKind::Unavailable, "the server is read-only: a standby, or set so")),
+        };
+        self.on(Use::Control, "ping the server", ping).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -344,15 +346,39 @@ impl Store for PgStore {
     }
 }
 
+impl super::tx::sealed::Sealed for PgConnection {}
+
+impl JobConnection for PgConnection {
+    fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
+        async move { rows::complete_once(&mut PgRows::new(self, false), terms, done).await }.boxed()
+    }
+}
+
 /// An open transaction. Its connection is given back only after a `COMMIT` or `ROLLBACK` that was answered.
 struct PgTx {
     lent: Lent<Postgres>,
     savepoints: Savepoints,
     breakdown: Breakdown,
     call_timeout: Duration,
+    /// See [`PgRows`].
+    persistent: bool,
 }
 
 impl PgTx {
+    fn rows(&mut self) -> PgRows<'_> {
+        PgRows::new(&mut self.lent.connection, self.persistent)
+    }
+
+    /// Does something to rows inside the transaction.
+    async fn on<T>(
+        &mut self,
+        what: &'static str,
+        call: impl AsyncFnOnce(PgRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let result = within(self.call_timeout, what, call(self.rows())).await;
+        self.breakdown.noted(result)
+    }
+
     /// Sends statements without parameters; several go in one message and end at the first that fails.
     async fn send(&mut self, text: String, what: &'static str) -> Result<(), StoreError> {
         let result = within(self.call_timeout, what, async {
@@ -386,14 +412,8 @@ impl StoreTx for PgTx {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        async move {
-            let claim = async {
-                rows::claim(&mut PgRows(&mut self.lent.connection), terms, requests, ClaimAs::Completed).await
-            };
-            let result = within(self.call_timeout, "claim jobs", claim).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        let claim = async move |mut rows: PgRows<'_>| rows::claim(&mut rows, terms, requests, ClaimAs::Completed).await;
+        self.on("claim jobs", claim).boxed()
     }
 
     fn overwrite<'a>(
@@ -401,17 +421,26 @@ impl StoreTx for PgTx {
         terms: &'a Terms,
         rows: &'a [(EventKey, State, String)],
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            let overwrite = async {
-                for (key, state, error) in rows {
-                    PgRows(&mut self.lent.connection).overwrite(terms, key, state, error).await?;
-                }
-                Ok(())
-            };
-            let result = within(self.call_timeout, "mark jobs as failed", overwrite).await;
-            self.breakdown.noted(result)
-        }
-        .boxed()
+        let overwrite = async move |mut guard: PgRows<'_>| {
+            for (key, state, error) in rows {
+                guard.overwrite(terms, key, state, error).await?;
+            }
+            Ok(())
+        };
+        self.on("mark jobs as failed", overwrite).boxed()
+    }
+
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.on("hold locks", async move |mut rows| locks::hold(&mut rows, names).await).boxed()
+    }
+
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let keep = async move |mut rows: PgRows<'_>| rows.keep_results(consumer, results).await;
+        self.on("keep what jobs returned", keep).boxed()
     }
 
     fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -443,17 +472,7 @@ impl StoreTx for PgTx {
 
     fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
         async move {
-            let mut query = sqlx::query(statement.text);
-            for value in statement.values {
-                query = match value {
-                    Value::Null => query.bind(None::<String>),
-                    Value::Bool(value) => query.bind(value),
-                    Value::Int(value) => query.bind(value),
-                    Value::Float(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Bytes(value) => query.bind(value),
-                };
-            }
+            let query = bound!(sqlx::query(statement.text).persistent(self.persistent), statement.values);
             Ok(query.execute(&mut *self.lent.connection).await?.rows_affected())
         }
         .boxed()
@@ -469,18 +488,6 @@ impl StoreTx for PgTx {
 
     fn rollback(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
         (*self).rollback().boxed()
-    }
-}
-
-async fn can_write(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let can_write: bool = sqlx::query_scalar(queries::CAN_WRITE)
-        .fetch_one(connection)
-        .await
-        .map_err(|error| StoreError::from_sqlx("ping the server", error))?;
-    if can_write {
-        Ok(())
-    } else {
-        Err(StoreError::new(StoreErrorKind::Unavailable, "the server is read-only: a standby, or set so"))
     }
 }
 

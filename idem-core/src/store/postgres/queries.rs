@@ -12,12 +12,13 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{State, Token};
+use crate::store::locks::{LockRequest, LockRows};
 use crate::store::migrate::{self, Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
-use crate::store::{ClaimRequest, Completion, StoreError, Terms};
+use crate::store::{ClaimRequest, Completion, Purge, Returned, StoreError, Terms};
 use crate::timestamp::Timestamp;
 
 /// Sent once on each new connection. Settings of the server, the database or the user must not change what the guard's
@@ -35,6 +36,18 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('tcp_keepalives_count', '3', false),
        (SELECT set_config(name, '2s', false) FROM pg_settings WHERE name = 'client_connection_check_interval')";
 
+/// The same for the transaction that has just begun, where a pooler gives each transaction another session: $1 and $2 are
+/// written in as numbers of milliseconds.
+pub(super) fn settings_of_transaction(lock_timeout: Duration, idle_timeout: Duration, only_guard: bool) -> String {
+    let scans = if only_guard { "; SET LOCAL enable_seqscan = off" } else { "" };
+    format!(
+        "SET LOCAL lock_timeout = {}; SET LOCAL idle_in_transaction_session_timeout = {}; \
+         SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'{scans}",
+        lock_timeout.as_millis(),
+        idle_timeout.as_millis(),
+    )
+}
+
 /// For connections that only the guard uses: the planner may not scan a table that was small when it looked.
 pub(super) const SETTINGS_OF_CONTROL: &str = "SELECT set_config('enable_seqscan', 'off', false)";
 
@@ -47,8 +60,7 @@ pub(super) const COMMIT: &str = "SAVEPOINT idem_commit; COMMIT";
 
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
-pub(super) const CAN_WRITE: &str =
-    "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'";
+const CAN_WRITE: &str = "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'";
 
 /// Rows that are there already are left alone and cost no write. The clock is read in a subquery, which the planner does
 /// not merge, so that all columns of a row have the same instant; `RETURNING` reads it again after any wait.
@@ -109,13 +121,15 @@ WHERE j.consumer_name = free.consumer_name AND j.idempotency_key = free.idempote
 /// table's size. A row that is gone is inserted.
 const COMPLETE: &str = "
 INSERT INTO processed_jobs AS j (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
-                                 message_id, created_at, updated_at, completed_at)
-SELECT $1, k.key, 'COMPLETED', k.token, k.fence, k.attempt, k.payload, $2, k.message_id, k.now, k.now, k.now
+                                 message_id, result, result_hash, created_at, updated_at, completed_at)
+SELECT $1, k.key, 'COMPLETED', k.token, k.fence, k.attempt, k.payload, $2, k.message_id, k.result, k.result_hash,
+       k.now, k.now, k.now
 FROM (SELECT t.*, clock_timestamp() AS now
-      FROM unnest($3::text[], $4::uuid[], $5::bigint[], $6::integer[], $7::text[], $8::text[])
-           AS t (key, token, fence, attempt, payload, message_id)) AS k
+      FROM unnest($3::text[], $4::uuid[], $5::bigint[], $6::integer[], $7::text[], $8::text[], $9::bytea[], $10::text[])
+           AS t (key, token, fence, attempt, payload, message_id, result, result_hash)) AS k
 ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
-SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+SET status = 'COMPLETED', locked_until = NULL, result = excluded.result, result_hash = excluded.result_hash,
+    updated_at = excluded.updated_at, completed_at = excluded.completed_at
 WHERE j.status = 'PROCESSING' AND j.token = excluded.token
 RETURNING j.idempotency_key";
 
@@ -136,6 +150,117 @@ SET locked_until = clock_timestamp() + $4 * interval '1 microsecond', updated_at
 FROM held
 WHERE j.consumer_name = $1 AND j.idempotency_key = held.idempotency_key
 RETURNING j.idempotency_key";
+
+const RESULT: &str = "
+SELECT result FROM processed_jobs WHERE consumer_name = $1 AND idempotency_key = $2 AND status = 'COMPLETED'";
+
+/// The rows are this transaction's own. As [`COMPLETE`], so that a young table is not scanned.
+const KEEP_RESULTS: &str = "
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, created_at, updated_at, result,
+                            result_hash)
+SELECT $1, k.key, 'COMPLETED', 1, 1, clock_timestamp(), clock_timestamp(), k.result, k.result_hash
+FROM unnest($2::text[], $3::bytea[], $4::text[]) AS k (key, result, result_hash)
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE SET result = excluded.result, result_hash = excluded.result_hash";
+
+/// Locks in the order of the keys, and leaves out rows that somebody else writes: a count may not hold anybody up.
+const COUNT_DUPLICATES: &str = "
+WITH counted AS MATERIALIZED (
+    SELECT j.idempotency_key, k.times
+    FROM unnest($2::text[], $3::bigint[]) AS k (key, times)
+    JOIN processed_jobs AS j ON j.consumer_name = $1 AND j.idempotency_key = k.key
+    ORDER BY j.idempotency_key
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE processed_jobs AS j
+SET duplicates = j.duplicates + counted.times, last_duplicate_at = clock_timestamp()
+FROM counted
+WHERE j.consumer_name = $1 AND j.idempotency_key = counted.idempotency_key";
+
+/// By the key and not by the place of the row, which in a partitioned table is not unique. The row is locked and looked at
+/// once more before it goes. A row ended after it was made, so the index on `created_at` finds the old ones.
+const PURGE: &str = "
+WITH ended AS MATERIALIZED (
+    SELECT consumer_name, idempotency_key
+    FROM processed_jobs
+    WHERE created_at <= clock_timestamp() - $1 * interval '1 microsecond'
+      AND (status = 'COMPLETED' AND completed_at <= clock_timestamp() - $1 * interval '1 microsecond'
+           OR status = 'FAILED' AND failure_kind IN ('terminal', 'exhausted')
+              AND updated_at <= clock_timestamp() - $1 * interval '1 microsecond')
+      AND ($2::text IS NULL OR consumer_name = $2)
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM processed_jobs AS j
+USING ended
+WHERE j.consumer_name = ended.consumer_name AND j.idempotency_key = ended.idempotency_key";
+
+/// Whoever wants such a lock next makes it anew.
+const PURGE_LOCKS: &str = "
+DELETE FROM job_locks
+WHERE lock_name IN (
+    SELECT lock_name
+    FROM job_locks
+    WHERE locked_until IS NULL AND updated_at <= clock_timestamp() - $1 * interval '1 microsecond'
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED)";
+
+const MAKE_LOCKS: &str = "
+INSERT INTO job_locks (lock_name, updated_at)
+SELECT k.name, clock_timestamp() FROM unnest($1::text[]) AS k (name)
+ON CONFLICT (lock_name) DO NOTHING";
+
+/// A name goes with the token and the key at the same place.
+const TAKE_LOCKS: &str = "
+WITH free AS MATERIALIZED (
+    SELECT lock_name, array_position($3::text[], lock_name::text) AS place
+    FROM job_locks
+    WHERE lock_name = ANY ($3::text[])
+      AND (locked_until IS NULL OR locked_until <= clock_timestamp()
+           OR token = ($4::uuid[])[array_position($3::text[], lock_name::text)])
+    ORDER BY lock_name
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE job_locks AS l
+SET token = ($4::uuid[])[free.place], locked_until = clock_timestamp() + $2 * interval '1 microsecond', consumer_name = $1,
+    idempotency_key = ($5::text[])[free.place], updated_at = clock_timestamp()
+FROM free
+WHERE l.lock_name = free.lock_name
+RETURNING l.lock_name";
+
+const EXTEND_LOCKS: &str = "
+WITH held AS MATERIALIZED (
+    SELECT lock_name
+    FROM job_locks
+    WHERE lock_name = ANY ($2::text[]) AND locked_until > clock_timestamp()
+      AND token = ($3::uuid[])[array_position($2::text[], lock_name::text)]
+    ORDER BY lock_name
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE job_locks AS l
+SET locked_until = clock_timestamp() + $1 * interval '1 microsecond', updated_at = clock_timestamp()
+FROM held
+WHERE l.lock_name = held.lock_name
+RETURNING l.lock_name";
+
+const FREE_LOCKS: &str = "
+WITH held AS MATERIALIZED (
+    SELECT lock_name
+    FROM job_locks
+    WHERE lock_name = ANY ($1::text[]) AND token = ($2::uuid[])[array_position($1::text[], lock_name::text)]
+    ORDER BY lock_name
+    FOR NO KEY UPDATE
+)
+UPDATE job_locks AS l
+SET token = NULL, locked_until = NULL, updated_at = clock_timestamp()
+FROM held
+WHERE l.lock_name = held.lock_name";
+
+const HOLD_LOCKS: &str = "
+SELECT lock_name
+FROM job_locks
+WHERE lock_name = ANY ($1::text[]) AND (locked_until IS NULL OR locked_until <= clock_timestamp())
+ORDER BY lock_name
+FOR NO KEY UPDATE SKIP LOCKED";
 
 const OVERWRITE: &str = "
 UPDATE processed_jobs
@@ -177,10 +302,48 @@ SELECT EXISTS (
                 WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:1]) ORDER BY 1)
           = ARRAY['consumer_name', 'idempotency_key'])";
 
+const HAS_UNIQUE_LOCK: &str = "
+SELECT EXISTS (
+    SELECT FROM pg_index AS i
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE i.indrelid = to_regclass('job_locks')
+      AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+      AND i.indnkeyatts = 1 AND a.attname = 'lock_name')";
+
 type Statement<'q> = Query<'q, Postgres, PgArguments>;
 
 /// The guard's rows through one connection.
-pub(super) struct PgRows<'c>(pub(super) &'c mut PgConnection);
+pub(super) struct PgRows<'c> {
+    connection: &'c mut PgConnection,
+    /// Whether the server may keep statements for the session. Behind a pooler that lends sessions for one transaction each,
+    /// another client's statement of the same name would be there.
+    persistent: bool,
+}
+
+impl<'c> PgRows<'c> {
+    pub(super) fn new(connection: &'c mut PgConnection, persistent: bool) -> Self {
+        Self { connection, persistent }
+    }
+
+    async fn fetch(&mut self, statement: Statement<'_>, what: &str) -> Result<Vec<PgRow>, StoreError> {
+        let rows = statement.persistent(self.persistent).fetch_all(&mut *self.connection).await;
+        rows.map_err(|error| StoreError::from_sqlx(what, error))
+    }
+
+    async fn execute(&mut self, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
+        let done = statement.persistent(self.persistent).execute(&mut *self.connection).await;
+        Ok(done.map_err(|error| StoreError::from_sqlx(what, error))?.rows_affected())
+    }
+
+    /// The one value of the one row.
+    async fn value<T>(&mut self, statement: Statement<'_>, what: &str) -> Result<T, StoreError>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        let row = statement.persistent(self.persistent).fetch_one(&mut *self.connection).await;
+        row.and_then(|row| row.try_get(0)).map_err(|error| StoreError::from_sqlx(what, error))
+    }
+}
 
 impl Rows for PgRows<'_> {
     async fn insert(
@@ -202,7 +365,7 @@ impl Rows for PgRows<'_> {
             .bind(column(requests, |request| request.token.0))
             .bind(column(requests, |request| request.payload.map(|payload| payload.to_string())))
             .bind(column(requests, |request| row_text::message_id(request)));
-        let rows = fetch(self.0, statement, "claim jobs").await?;
+        let rows = self.fetch(statement, "claim jobs").await?;
         let inserted = rows.iter().map(|row| {
             let now: DateTime<Utc> = row.try_get("created_at")?;
             let answered: DateTime<Utc> = row.try_get("answered")?;
@@ -214,7 +377,7 @@ impl Rows for PgRows<'_> {
 
     async fn load(&mut self, consumer: &ConsumerName, keys: &[&EventKey]) -> Result<Loaded, StoreError> {
         let statement = sqlx::query(LOAD).bind(consumer.as_str()).bind(column(keys, |key| key.as_str()));
-        let rows = fetch(self.0, statement, "read jobs").await?;
+        let rows = self.fetch(statement, "read jobs").await?;
         let mut found: HashMap<String, Snapshot> = HashMap::with_capacity(rows.len());
         let mut now = Timestamp::EPOCH;
         for row in &rows {
@@ -249,7 +412,7 @@ impl Rows for PgRows<'_> {
             .bind(from.attempts)
             .bind(from.next_attempt_at.map(date_time))
             .bind(from.failure_kind);
-        Ok(execute(self.0, statement, "write a job").await? == 1)
+        Ok(self.execute(statement, "write a job").await? == 1)
     }
 
     async fn complete(&mut self, terms: &Terms, done: &[&Completion]) -> Result<HashSet<EventKey>, StoreError> {
@@ -261,8 +424,10 @@ impl Rows for PgRows<'_> {
             .bind(column(done, |done| done.fence))
             .bind(column(done, |done| row_text::attempts(done.attempt)))
             .bind(column(done, |done| done.request.payload.map(|payload| payload.to_string())))
-            .bind(column(done, |done| row_text::message_id(&done.request)));
-        let rows = fetch(self.0, statement, "complete jobs").await?;
+            .bind(column(done, |done| row_text::message_id(&done.request)))
+            .bind(column(done, |done| done.returned.value.as_deref()))
+            .bind(column(done, |done| done.returned.hash.as_deref()));
+        let rows = self.fetch(statement, "complete jobs").await?;
         collect(rows.iter().map(key_of), "read completed jobs")
     }
 
@@ -272,12 +437,107 @@ impl Rows for PgRows<'_> {
             .bind(column(held, |(key, _)| key.as_str()))
             .bind(column(held, |(_, token)| token.0))
             .bind(micros(terms.lease));
-        let rows = fetch(self.0, statement, "renew leases").await?;
+        let rows = self.fetch(statement, "renew leases").await?;
         collect(rows.iter().map(key_of), "read renewed jobs")
+    }
+
+    async fn result(&mut self, consumer: &ConsumerName, key: &EventKey) -> Result<Option<Vec<u8>>, StoreError> {
+        let what = "read what a job returned";
+        let rows = self.fetch(sqlx::query(RESULT).bind(consumer.as_str()).bind(key.as_str()), what).await?;
+        let result = rows.first().map(|row| row.try_get::<Option<Vec<u8>>, _>(0)).transpose();
+        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx(what, error))
+    }
+
+    async fn count_duplicates(
+        &mut self,
+        consumer: &ConsumerName,
+        counts: &[(&EventKey, u64)],
+    ) -> Result<(), StoreError> {
+        let statement = sqlx::query(COUNT_DUPLICATES)
+            .bind(consumer.as_str())
+            .bind(column(counts, |(key, _)| key.as_str()))
+            .bind(column(counts, |(_, times)| i64::try_from(*times).unwrap_or(i64::MAX)));
+        self.execute(statement, "count duplicates").await?;
+        Ok(())
     }
 }
 
+impl LockRows for PgRows<'_> {
+    async fn make(&mut self, names: &[&LockName]) -> Result<(), StoreError> {
+        let statement = sqlx::query(MAKE_LOCKS).bind(column(names, |name| name.as_str()));
+        self.execute(statement, "make locks").await?;
+        Ok(())
+    }
+
+    async fn take(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(TAKE_LOCKS)
+            .bind(terms.consumer.as_str())
+            .bind(micros(terms.lease))
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0))
+            .bind(column(requests, |request| request.key.as_str()));
+        let rows = self.fetch(statement, "take locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn extend(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(EXTEND_LOCKS)
+            .bind(micros(terms.lease))
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0));
+        let rows = self.fetch(statement, "extend locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn free(&mut self, requests: &[&LockRequest]) -> Result<(), StoreError> {
+        let statement = sqlx::query(FREE_LOCKS)
+            .bind(column(requests, |request| request.name.as_str()))
+            .bind(column(requests, |request| request.token.0));
+        self.execute(statement, "free locks").await?;
+        Ok(())
+    }
+
+    async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(HOLD_LOCKS).bind(column(names, |name| name.as_str()));
+        let rows = self.fetch(statement, "hold locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+}
+
+fn lock_of(row: &PgRow) -> Result<LockName, sqlx::Error> {
+    Ok(LockName::from_stored(row.try_get("lock_name")?))
+}
+
 impl PgRows<'_> {
+    /// Keeps what handlers returned, on rows of this transaction.
+    pub(super) async fn keep_results(
+        &mut self,
+        consumer: &ConsumerName,
+        results: &[(EventKey, Returned)],
+    ) -> Result<(), StoreError> {
+        let statement = sqlx::query(KEEP_RESULTS)
+            .bind(consumer.as_str())
+            .bind(column(results, |(key, _)| key.as_str()))
+            .bind(column(results, |(_, returned)| returned.value.as_deref()))
+            .bind(column(results, |(_, returned)| returned.hash.as_deref()));
+        self.execute(statement, "keep what jobs returned").await?;
+        Ok(())
+    }
+
+    /// Removes rows that ended long ago.
+    pub(super) async fn purge(&mut self, purge: &Purge) -> Result<u64, StoreError> {
+        let statement = sqlx::query(PURGE)
+            .bind(micros(purge.older_than))
+            .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
+            .bind(i64::from(purge.most));
+        let removed = self.execute(statement, "purge jobs").await?;
+        if purge.consumer.is_none() && removed < u64::from(purge.most) {
+            let statement = sqlx::query(PURGE_LOCKS).bind(micros(purge.older_than)).bind(i64::from(purge.most));
+            self.execute(statement, "purge locks").await?;
+        }
+        Ok(removed)
+    }
+
     /// Writes a state over whatever is there.
     pub(super) async fn overwrite(
         &mut self,
@@ -288,44 +548,64 @@ impl PgRows<'_> {
     ) -> Result<(), StoreError> {
         let statement =
             written(sqlx::query(OVERWRITE), terms, key, &StateColumns::of(state)?).bind(row_text::storable(error));
-        execute(self.0, statement, "write a failed job").await?;
+        self.execute(statement, "write a failed job").await?;
         Ok(())
     }
 }
 
 impl Tables for PgRows<'_> {
+    async fn recorded(&mut self) -> Result<Option<Vec<Applied>>, StoreError> {
+        let is_recorded = self.is_recorded().await?;
+        Ok(if is_recorded { Some(self.records().await?) } else { None })
+    }
+
     async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
-        let failed = |error| StoreError::from_sqlx("read which migrations were applied", error);
-        let schema: Option<String> =
-            sqlx::query_scalar(CURRENT_SCHEMA).fetch_one(&mut *self.0).await.map_err(failed)?;
+        let schema: Option<String> = self.value(sqlx::query(CURRENT_SCHEMA), "read the current schema").await?;
         if schema.is_none() {
             return Err(migrate::schema("the search_path names no schema that exists; create it, or set another"));
         }
-        execute(self.0, sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
+        self.execute(sqlx::query(LOCK_MIGRATIONS), "wait for others that migrate").await?;
         // Asked first, because a role that may not create tables may still start where nothing is to be created.
-        let is_recorded: bool = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await.map_err(failed)?;
-        if !is_recorded {
-            execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
+        if !self.is_recorded().await? {
+            self.execute(sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
         }
-        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        self.records().await
+    }
+
+    async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
+        let failed = |error| StoreError::from_sqlx(format!("apply migration {}", migration.name), error);
+        sqlx::raw_sql(migration.text).execute(&mut *self.connection).await.map_err(failed)?;
+        let record = sqlx::query(RECORD).bind(migration.version).bind(migration.name).bind(migration.checksum());
+        self.execute(record, "record a migration").await?;
+        Ok(())
+    }
+
+    async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(HAS_UNIQUE_PAIR), "look for the primary key").await
+    }
+
+    async fn has_unique_lock(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(HAS_UNIQUE_LOCK), "look for the primary key of locks").await
+    }
+}
+
+impl PgRows<'_> {
+    /// Whether the server takes writes.
+    pub(super) async fn can_write(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(CAN_WRITE), "ping the server").await
+    }
+
+    async fn is_recorded(&mut self) -> Result<bool, StoreError> {
+        self.value(sqlx::query(IS_RECORDED), "look for the table of migrations").await
+    }
+
+    async fn records(&mut self) -> Result<Vec<Applied>, StoreError> {
+        let rows = self.fetch(sqlx::query(APPLIED), "read which migrations were applied").await?;
         let applied = rows.iter().map(|row| {
             let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
             Ok(Applied { version, name, checksum })
         });
         collect(applied, "read which migrations were applied")
-    }
-
-    async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
-        let failed = |error| StoreError::from_sqlx(format!("apply migration {}", migration.name), error);
-        sqlx::raw_sql(migration.text).execute(&mut *self.0).await.map_err(failed)?;
-        let record = sqlx::query(RECORD).bind(migration.version).bind(migration.name).bind(migration.checksum());
-        execute(self.0, record, "record a migration").await?;
-        Ok(())
-    }
-
-    async fn has_unique_pair(&mut self) -> Result<bool, StoreError> {
-        let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
-        answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
     }
 }
 
@@ -344,16 +624,7 @@ fn written<'q>(statement: Statement<'q>, terms: &'q Terms, key: &'q EventKey, to
         .bind(to.payload.map(|payload| payload.to_string()))
 }
 
-async fn fetch(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<Vec<PgRow>, StoreError> {
-    statement.fetch_all(connection).await.map_err(|error| StoreError::from_sqlx(what, error))
-}
-
-async fn execute(connection: &mut PgConnection, statement: Statement<'_>, what: &str) -> Result<u64, StoreError> {
-    let done = statement.execute(connection).await.map_err(|error| StoreError::from_sqlx(what, error))?;
-    Ok(done.rows_affected())
-}
-
-fn column<T, U>(items: &[T], value: impl Fn(&T) -> U) -> Vec<U> {
+fn column<'t, T, U>(items: &'t [T], value: impl Fn(&'t T) -> U) -> Vec<U> {
     items.iter().map(value).collect()
 }
 

@@ -14,14 +14,15 @@ use sqlx::{AssertSqlSafe, Connection, Sqlite, SqliteConnection, SqlitePool};
 use tokio::time::{sleep, timeout};
 
 use self::queries::SqliteRows;
-use super::lent::{Lent, Savepoints, within};
-use super::rows::{self, ClaimAs};
+use super::lent::{Lent, Savepoints, bound, within};
+use super::rows::{self, ClaimAs, Rows as _};
 use super::{
-    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, Statement, Store, StoreError,
-    StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, Value, migrate,
+    Answer, ClaimRequest, Completion, Engine, FailedTry, FailureWritten, Fenced, JobConnection, LockRequest, Operated,
+    Purge, Renewal, Returned, Statement, Store, StoreError, StoreErrorKind, StoreOptions, StoreTx, Terms, Tx, locks,
+    migrate,
 };
-use crate::key::{ConsumerName, EventKey};
-use crate::machine::{State, Token};
+use crate::key::{ConsumerName, EventKey, LockName};
+use crate::machine::{OperatorAction, State, Token};
 
 /// Connections for renewals, reading and the health check.
 const CONTROL_CONNECTIONS: u32 = 2;
@@ -133,6 +134,40 @@ impl SqliteStore {
     }
 }
 
+impl SqliteStore {
+    /// Does something in a transaction of its own.
+    async fn write<T>(
+        &self,
+        pool: &SqlitePool,
+        what: &'static str,
+        call: impl AsyncFnOnce(SqliteRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        within(self.options.call_timeout, what, async {
+            let mut tx = self.begin_on(pool).await?;
+            let done = call(SqliteRows(&mut tx.lent.connection)).await?;
+            tx.commit().await?;
+            Ok(done)
+        })
+        .await
+    }
+
+    /// Reads something, beside whoever writes.
+    async fn look<T>(
+        &self,
+        what: &'static str,
+        call: impl AsyncFnOnce(SqliteRows<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        within(self.options.call_timeout, what, async {
+            let failed = |error| StoreError::from_sqlx("open the SQLite file", error);
+            let mut lent = unless_busy(|| Lent::from(&self.control)).await.map_err(failed)?;
+            let found = call(SqliteRows(&mut lent.connection)).await?;
+            lent.give_back();
+            Ok(found)
+        })
+        .await
+    }
+}
+
 /// A `sqlite:` URL as options for the file.
 fn target(url: &str, options: &StoreOptions) -> Result<SqliteConnectOptions, StoreError> {
     let configuration = |text: &str| StoreError::new(StoreErrorKind::Configuration, text);
@@ -215,7 +250,7 @@ impl Store for SqliteStore {
         async move {
             within(MIGRATE_TIMEOUT, "migrate the tables", async {
                 let mut tx = self.begin_on(&self.writer).await?;
-                migrate::migrate(&mut SqliteRows(&mut tx.lent.connection), migrate::SQLITE).await?;
+                migrate::migrate(&mut SqliteRows(&mut tx.lent.connection), migrate::SQLITE, 0).await?;
                 tx.commit().await
             })
             .await
@@ -228,16 +263,9 @@ impl Store for SqliteStore {
         terms: &'a Terms,
         requests: &'a [ClaimRequest],
     ) -> BoxFuture<'a, Result<Vec<Answer>, StoreError>> {
-        async move {
-            within(self.options.call_timeout, "claim jobs", async {
-                let mut tx = self.begin_on(&self.writer).await?;
-                let mut rows = SqliteRows(&mut tx.lent.connection);
-                let answers = rows::claim(&mut rows, terms, requests, ClaimAs::Processing).await?;
-                tx.commit().await?;
-                Ok(answers)
-            })
-            .await
-        }
+        self.write(&self.writer, "claim jobs", async move |mut rows| {
+            rows::claim(&mut rows, terms, requests, ClaimAs::Processing).await
+        })
         .boxed()
     }
 
@@ -245,17 +273,9 @@ impl Store for SqliteStore {
         &'a self,
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
-    ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            within(self.options.call_timeout, "renew leases", async {
-                let mut tx = self.begin_on(&self.control).await?;
-                let fenced = rows::renew(&mut SqliteRows(&mut tx.lent.connection), terms, held).await?;
-                tx.commit().await?;
-                Ok(fenced)
-            })
-            .await
-        }
-        .boxed()
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        self.write(&self.control, "renew leases", async move |mut rows| rows::renew(&mut rows, terms, held).await)
+            .boxed()
     }
 
     fn complete<'a>(
@@ -263,16 +283,8 @@ impl Store for SqliteStore {
         terms: &'a Terms,
         done: &'a [Completion],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            within(self.options.call_timeout, "complete jobs", async {
-                let mut tx = self.begin_on(&self.writer).await?;
-                let fenced = rows::complete(&mut SqliteRows(&mut tx.lent.connection), terms, done).await?;
-                tx.commit().await?;
-                Ok(fenced)
-            })
-            .await
-        }
-        .boxed()
+        self.write(&self.writer, "complete jobs", async move |mut rows| rows::complete(&mut rows, terms, done).await)
+            .boxed()
     }
 
     fn fail<'a>(
@@ -280,15 +292,9 @@ impl Store for SqliteStore {
         terms: &'a Terms,
         failed: &'a [FailedTry],
     ) -> BoxFuture<'a, Result<Vec<FailureWritten>, StoreError>> {
-        async move {
-            within(self.options.call_timeout, "mark jobs as failed", async {
-                let mut tx = self.begin_on(&self.writer).await?;
-                let written = rows::fail(&mut SqliteRows(&mut tx.lent.connection), terms, failed).await?;
-                tx.commit().await?;
-                Ok(written)
-            })
-            .await
-        }
+        self.write(&self.writer, "mark jobs as failed", async move |mut rows| {
+            rows::fail(&mut rows, terms, failed).await
+        })
         .boxed()
     }
 
@@ -297,16 +303,8 @@ impl Store for SqliteStore {
         terms: &'a Terms,
         held: &'a [(EventKey, Token)],
     ) -> BoxFuture<'a, Result<Vec<Fenced>, StoreError>> {
-        async move {
-            within(self.options.call_timeout, "release jobs", async {
-                let mut tx = self.begin_on(&self.writer).await?;
-                let fenced = rows::release(&mut SqliteRows(&mut tx.lent.connection), terms, held).await?;
-                tx.commit().await?;
-                Ok(fenced)
-            })
-            .await
-        }
-        .boxed()
+        self.write(&self.writer, "release jobs", async move |mut rows| rows::release(&mut rows, terms, held).await)
+            .boxed()
     }
 
     fn begin(&self) -> BoxFuture<'_, Result<Tx, StoreError>> {
@@ -317,22 +315,79 @@ impl Store for SqliteStore {
         .boxed()
     }
 
+    fn lock<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        self.write(&self.writer, "take locks", async move |mut rows| locks::take(&mut rows, terms, requests).await)
+            .boxed()
+    }
+
+    fn extend_locks<'a>(
+        &'a self,
+        terms: &'a Terms,
+        requests: &'a [LockRequest],
+    ) -> BoxFuture<'a, Result<Vec<Renewal>, StoreError>> {
+        let extend = async move |mut rows: SqliteRows<'_>| locks::extend(&mut rows, terms, requests).await;
+        self.write(&self.control, "extend locks", extend).boxed()
+    }
+
+    fn unlock<'a>(&'a self, requests: &'a [LockRequest]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.write(&self.writer, "free locks", async move |mut rows| locks::free(&mut rows, requests).await).boxed()
+    }
+
+    fn make_locks<'a>(&'a self, names: &'a [LockName]) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.write(&self.writer, "make locks", async move |mut rows| locks::make(&mut rows, names).await).boxed()
+    }
+
     fn read<'a>(
         &'a self,
         consumer: &'a ConsumerName,
         keys: &'a [EventKey],
     ) -> BoxFuture<'a, Result<Vec<State>, StoreError>> {
+        self.look("read jobs", async move |mut rows| rows::read(&mut rows, consumer, keys).await).boxed()
+    }
+
+    fn result<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        key: &'a EventKey,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.look("read what a job returned", async move |mut rows| rows.result(consumer, key).await).boxed()
+    }
+
+    fn count_duplicates<'a>(
+        &'a self,
+        consumer: &'a ConsumerName,
+        counts: &'a [(EventKey, u64)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        let count = async move |mut rows: SqliteRows<'_>| rows::count_duplicates(&mut rows, consumer, counts).await;
+        self.write(&self.control, "count duplicates", count).boxed()
+    }
+
+    fn operate<'a>(
+        &'a self,
+        terms: &'a Terms,
+        key: &'a EventKey,
+        action: OperatorAction,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<Operated, StoreError>> {
+        let operate = async move |mut rows: SqliteRows<'_>| rows::operate(&mut rows, terms, key, action, reason).await;
+        self.write(&self.writer, "change a job for an operator", operate).boxed()
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, StoreError>> {
         async move {
-            within(self.options.call_timeout, "read jobs", async {
-                let failed = |error| StoreError::from_sqlx("open the SQLite file", error);
-                let mut lent = unless_busy(|| Lent::from(&self.control)).await.map_err(failed)?;
-                let states = rows::read(&mut SqliteRows(&mut lent.connection), consumer, keys).await?;
-                lent.give_back();
-                Ok(states)
-            })
-            .await
+            let ended = self.look("find old jobs", async move |mut rows| rows.ended(purge).await).await?;
+            self.write(&self.control, "purge jobs", async move |mut rows| rows.purge(purge, &ended).await).await
         }
         .boxed()
+    }
+
+    fn check_schema(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let check = async move |mut rows: SqliteRows<'_>| migrate::check(&mut rows, migrate::SQLITE).await;
+        self.look("check the tables", check).boxed()
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -357,6 +412,14 @@ impl Store for SqliteStore {
             let _ = timeout(CLOSE_TIMEOUT, closing).await;
         }
         .boxed()
+    }
+}
+
+impl super::tx::sealed::Sealed for SqliteConnection {}
+
+impl JobConnection for SqliteConnection {
+    fn complete<'a>(&'a mut self, terms: &'a Terms, done: &'a Completion) -> BoxFuture<'a, Result<Fenced, StoreError>> {
+        async move { rows::complete_once(&mut SqliteRows(self), terms, done).await }.boxed()
     }
 }
 
@@ -425,6 +488,26 @@ impl StoreTx for SqliteTx {
         .boxed()
     }
 
+    fn lock<'a>(&'a mut self, names: &'a [LockName]) -> BoxFuture<'a, Result<Vec<bool>, StoreError>> {
+        async move {
+            let mut rows = SqliteRows(&mut self.lent.connection);
+            within(self.call_timeout, "hold locks", locks::hold(&mut rows, names)).await
+        }
+        .boxed()
+    }
+
+    fn keep_results<'a>(
+        &'a mut self,
+        consumer: &'a ConsumerName,
+        results: &'a [(EventKey, Returned)],
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            let mut rows = SqliteRows(&mut self.lent.connection);
+            within(self.call_timeout, "keep what jobs returned", rows.keep_results(consumer, results)).await
+        }
+        .boxed()
+    }
+
     fn savepoint(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
             self.send(self.savepoints.set(), "set a savepoint").await?;
@@ -454,17 +537,7 @@ impl StoreTx for SqliteTx {
 
     fn execute(&mut self, statement: Statement) -> BoxFuture<'_, Result<u64, sqlx::Error>> {
         async move {
-            let mut query = sqlx::query(statement.text);
-            for value in statement.values {
-                query = match value {
-                    Value::Null => query.bind(None::<String>),
-                    Value::Bool(value) => query.bind(value),
-                    Value::Int(value) => query.bind(value),
-                    Value::Float(value) => query.bind(value),
-                    Value::Text(value) => query.bind(value),
-                    Value::Bytes(value) => query.bind(value),
-                };
-            }
+            let query = bound!(sqlx::query(statement.text), statement.values);
             Ok(query.execute(&mut *self.lent.connection).await?.rows_affected())
         }
         .boxed()

@@ -3,6 +3,7 @@
 //! Batches go as one JSON array, since each statement costs a change of thread. The clock is the machine's, to the
 //! millisecond, and stands still within a statement; it is read after `BEGIN IMMEDIATE` has waited for the write lock.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use crate::key::{ConsumerName, EventKey};
+use crate::key::{ConsumerName, EventKey, LockName};
 use crate::machine::{State, Token};
+use crate::store::locks::{LockRequest, LockRows};
 use crate::store::migrate::{Applied, Migration, Tables};
 use crate::store::row_text::{self, StateColumns, Stored};
 use crate::store::rows::{ClaimAs, Inserted, Loaded, Locked, Replacement, Rows, Snapshot};
-use crate::store::{ClaimRequest, Completion, StoreError, StoreErrorKind, Terms};
+use crate::store::{ClaimRequest, Completion, Purge, Returned, StoreError, StoreErrorKind, Terms};
 use crate::timestamp::Timestamp;
 
 /// The lock is taken at once: a transaction that read first and then wrote would be refused without waiting if another
@@ -32,6 +34,19 @@ pub(super) const ROLLBACK: &str = "ROLLBACK";
 macro_rules! now {
     () => {
         "(CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000)"
+    };
+}
+
+/// Whether a row ended at least ?1 microseconds ago.
+macro_rules! ended {
+    () => {
+        concat!(
+            "(status = 'COMPLETED' AND completed_at <= ",
+            now!(),
+            " - ?1 OR status = 'FAILED' AND failure_kind IN ('terminal', 'exhausted') AND updated_at <= ",
+            now!(),
+            " - ?1)"
+        )
     };
 }
 
@@ -84,9 +99,9 @@ WHERE consumer_name = ?1 AND idempotency_key = ?2
 const COMPLETE: &str = concat!(
     "
 INSERT INTO processed_jobs AS p (consumer_name, idempotency_key, status, token, fence, attempts, payload_hash, owner,
-                                 message_id, created_at, updated_at, completed_at)
+                                 message_id, result, result_hash, created_at, updated_at, completed_at)
 SELECT ?1, j.value ->> 'key', 'COMPLETED', j.value ->> 'token', j.value ->> 'fence', j.value ->> 'attempt',
-       j.value ->> 'payload', ?2, j.value ->> 'message_id', ",
+       j.value ->> 'payload', ?2, j.value ->> 'message_id', CAST(j.value ->> 'result' AS BLOB), j.value ->> 'result_hash', ",
     now!(),
     ", ",
     now!(),
@@ -96,7 +111,8 @@ SELECT ?1, j.value ->> 'key', 'COMPLETED', j.value ->> 'token', j.value ->> 'fen
 FROM json_each(?3) AS j
 WHERE true
 ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
-SET status = 'COMPLETED', locked_until = NULL, updated_at = excluded.updated_at, completed_at = excluded.completed_at
+SET status = 'COMPLETED', locked_until = NULL, result = excluded.result, result_hash = excluded.result_hash,
+    updated_at = excluded.updated_at, completed_at = excluded.completed_at
 WHERE p.status = 'PROCESSING' AND p.token = excluded.token
 RETURNING idempotency_key"
 );
@@ -115,6 +131,119 @@ WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key' AND token = j.v
     now!(),
     "
 RETURNING idempotency_key"
+);
+
+const RESULT: &str = "
+SELECT result FROM processed_jobs WHERE consumer_name = ?1 AND idempotency_key = ?2 AND status = 'COMPLETED'";
+
+const KEEP_RESULTS: &str = "
+UPDATE processed_jobs
+SET result = CAST(j.value ->> 'result' AS BLOB), result_hash = j.value ->> 'result_hash'
+FROM json_each(?2) AS j
+WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'";
+
+const COUNT_DUPLICATES: &str = concat!(
+    "
+UPDATE processed_jobs
+SET duplicates = duplicates + (j.value ->> 'times'), last_duplicate_at = ",
+    now!(),
+    "
+FROM json_each(?2) AS j
+WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'"
+);
+
+/// Rows that ended long ago. There is no index for it: this reads the table, and is therefore not done while the file is
+/// locked for writing.
+const ENDED: &str = concat!(
+    "
+SELECT json_group_array(json_array(consumer_name, idempotency_key)) FROM (
+    SELECT consumer_name, idempotency_key
+    FROM processed_jobs
+    WHERE (?2 IS NULL OR consumer_name = ?2) AND ",
+    ended!(),
+    "
+    LIMIT ?3
+)"
+);
+
+/// Of those, the ones for which it still holds.
+const PURGE: &str = concat!(
+    "
+DELETE FROM processed_jobs
+WHERE (consumer_name, idempotency_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?2)) AND ",
+    ended!()
+);
+
+/// Whoever wants such a lock next makes it anew.
+const PURGE_LOCKS: &str = concat!(
+    "
+DELETE FROM job_locks
+WHERE lock_name IN (
+    SELECT lock_name FROM job_locks WHERE locked_until IS NULL AND updated_at <= ",
+    now!(),
+    " - ?1 LIMIT ?2)"
+);
+
+const MAKE_LOCKS: &str = concat!(
+    "
+INSERT INTO job_locks (lock_name, updated_at)
+SELECT k.value, ",
+    now!(),
+    "
+FROM json_each(?1) AS k
+WHERE true
+ON CONFLICT (lock_name) DO NOTHING"
+);
+
+const TAKE_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET token = j.value ->> 'token', locked_until = ",
+    now!(),
+    " + ?2, consumer_name = ?1, idempotency_key = j.value ->> 'key', updated_at = ",
+    now!(),
+    "
+FROM json_each(?3) AS j
+WHERE lock_name = j.value ->> 'name'
+  AND (locked_until IS NULL OR token = j.value ->> 'token' OR locked_until <= ",
+    now!(),
+    ")
+RETURNING lock_name"
+);
+
+const EXTEND_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET locked_until = ",
+    now!(),
+    " + ?1, updated_at = ",
+    now!(),
+    "
+FROM json_each(?2) AS j
+WHERE lock_name = j.value ->> 'name' AND token = j.value ->> 'token' AND locked_until > ",
+    now!(),
+    "
+RETURNING lock_name"
+);
+
+const FREE_LOCKS: &str = concat!(
+    "
+UPDATE job_locks
+SET token = NULL, locked_until = NULL, updated_at = ",
+    now!(),
+    "
+FROM json_each(?1) AS j
+WHERE lock_name = j.value ->> 'name' AND token = j.value ->> 'token'"
+);
+
+/// The transaction is the file's only writer, so what is free now stays so until its end.
+const HOLD_LOCKS: &str = concat!(
+    "
+SELECT l.lock_name
+FROM json_each(?1) AS k
+JOIN job_locks AS l ON l.lock_name = k.value
+WHERE l.locked_until IS NULL OR l.locked_until <= ",
+    now!()
 );
 
 const OVERWRITE: &str = concat!(
@@ -137,6 +266,9 @@ CREATE TABLE IF NOT EXISTS _idem_migrations (
     applied_at TEXT    NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ'))
 ) STRICT";
 
+const IS_RECORDED: &str =
+    "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '_idem_migrations')";
+
 const APPLIED: &str = "SELECT version, name, checksum FROM _idem_migrations ORDER BY version";
 
 const RECORD: &str = "INSERT INTO _idem_migrations (version, name, checksum) VALUES (?1, ?2, ?3)";
@@ -149,6 +281,13 @@ SELECT EXISTS (
     WHERE i.\"unique\" AND NOT i.partial
       AND (SELECT group_concat(c.name) FROM (SELECT name FROM pragma_index_info(i.name) ORDER BY name) AS c)
           = 'consumer_name,idempotency_key')";
+
+const HAS_UNIQUE_LOCK: &str = "
+SELECT EXISTS (
+    SELECT 1
+    FROM pragma_index_list('job_locks') AS i
+    WHERE i.\"unique\" AND NOT i.partial
+      AND (SELECT group_concat(c.name) FROM pragma_index_info(i.name) AS c) = 'lock_name')";
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
@@ -230,6 +369,8 @@ impl Rows for SqliteRows<'_> {
                 "attempt": row_text::attempts(done.attempt),
                 "payload": done.request.payload.map(|payload| payload.to_string()),
                 "message_id": row_text::message_id(&done.request),
+                "result": text(&done.returned),
+                "result_hash": done.returned.hash,
             })
         });
         let statement =
@@ -244,9 +385,110 @@ impl Rows for SqliteRows<'_> {
         let rows = fetch(self.0, statement, "renew leases").await?;
         collect(rows.iter().map(key_of), "read renewed jobs")
     }
+
+    async fn result(&mut self, consumer: &ConsumerName, key: &EventKey) -> Result<Option<Vec<u8>>, StoreError> {
+        let statement = sqlx::query_scalar(RESULT).bind(consumer.as_str()).bind(key.as_str());
+        let result: Result<Option<Option<Vec<u8>>>, _> = statement.fetch_optional(&mut *self.0).await;
+        result.map(Option::flatten).map_err(|error| StoreError::from_sqlx("read what a job returned", error))
+    }
+
+    async fn count_duplicates(
+        &mut self,
+        consumer: &ConsumerName,
+        counts: &[(&EventKey, u64)],
+    ) -> Result<(), StoreError> {
+        let items = counts
+            .iter()
+            .map(|(key, times)| json!({"key": key.as_str(), "times": i64::try_from(*times).unwrap_or(i64::MAX)}));
+        let statement = sqlx::query(COUNT_DUPLICATES).bind(consumer.as_str()).bind(array(items));
+        execute(self.0, statement, "count duplicates").await?;
+        Ok(())
+    }
+}
+
+impl LockRows for SqliteRows<'_> {
+    async fn make(&mut self, names: &[&LockName]) -> Result<(), StoreError> {
+        let statement = sqlx::query(MAKE_LOCKS).bind(array(names.iter().map(|name| Value::from(name.as_str()))));
+        execute(self.0, statement, "make locks").await?;
+        Ok(())
+    }
+
+    async fn take(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(TAKE_LOCKS)
+            .bind(terms.consumer.as_str())
+            .bind(micros(terms.lease))
+            .bind(array(requests.iter().map(lock_item)));
+        let rows = fetch(self.0, statement, "take locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn extend(&mut self, terms: &Terms, requests: &[&LockRequest]) -> Result<HashSet<LockName>, StoreError> {
+        let items = array(requests.iter().map(lock_item));
+        let statement = sqlx::query(EXTEND_LOCKS).bind(micros(terms.lease)).bind(items);
+        let rows = fetch(self.0, statement, "extend locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+
+    async fn free(&mut self, requests: &[&LockRequest]) -> Result<(), StoreError> {
+        let statement = sqlx::query(FREE_LOCKS).bind(array(requests.iter().map(lock_item)));
+        execute(self.0, statement, "free locks").await?;
+        Ok(())
+    }
+
+    async fn hold(&mut self, names: &[&LockName]) -> Result<HashSet<LockName>, StoreError> {
+        let statement = sqlx::query(HOLD_LOCKS).bind(array(names.iter().map(|name| Value::from(name.as_str()))));
+        let rows = fetch(self.0, statement, "hold locks").await?;
+        collect(rows.iter().map(lock_of), "read locks")
+    }
+}
+
+fn lock_item(request: &&LockRequest) -> Value {
+    json!({
+        "name": request.name.as_str(),
+        "token": request.token.to_string(),
+        "key": request.key.as_str(),
+    })
+}
+
+fn lock_of(row: &SqliteRow) -> Result<LockName, sqlx::Error> {
+    Ok(LockName::from_stored(row.try_get("lock_name")?))
 }
 
 impl SqliteRows<'_> {
+    /// Keeps what handlers returned.
+    pub(super) async fn keep_results(
+        &mut self,
+        consumer: &ConsumerName,
+        results: &[(EventKey, Returned)],
+    ) -> Result<(), StoreError> {
+        let items = results.iter().map(
+            |(key, returned)| json!({"key": key.as_str(), "result": text(returned), "result_hash": returned.hash}),
+        );
+        let statement = sqlx::query(KEEP_RESULTS).bind(consumer.as_str()).bind(array(items));
+        execute(self.0, statement, "keep what jobs returned").await?;
+        Ok(())
+    }
+
+    /// Finds rows that ended long ago, as an array for [`purge`](Self::purge).
+    pub(super) async fn ended(&mut self, purge: &Purge) -> Result<String, StoreError> {
+        let statement = sqlx::query_scalar(ENDED)
+            .bind(micros(purge.older_than))
+            .bind(purge.consumer.as_ref().map(ConsumerName::as_str))
+            .bind(i64::from(purge.most));
+        statement.fetch_one(&mut *self.0).await.map_err(|error| StoreError::from_sqlx("find old jobs", error))
+    }
+
+    /// Removes those of them that are still what they were.
+    pub(super) async fn purge(&mut self, purge: &Purge, ended: &str) -> Result<u64, StoreError> {
+        let statement = sqlx::query(PURGE).bind(micros(purge.older_than)).bind(ended);
+        let removed = execute(self.0, statement, "purge jobs").await?;
+        if purge.consumer.is_none() && removed < u64::from(purge.most) {
+            let statement = sqlx::query(PURGE_LOCKS).bind(micros(purge.older_than)).bind(i64::from(purge.most));
+            execute(self.0, statement, "purge locks").await?;
+        }
+        Ok(removed)
+    }
+
     /// Writes a state over whatever is there.
     pub(super) async fn overwrite(
         &mut self,
@@ -263,14 +505,16 @@ impl SqliteRows<'_> {
 }
 
 impl Tables for SqliteRows<'_> {
+    async fn recorded(&mut self) -> Result<Option<Vec<Applied>>, StoreError> {
+        let is_recorded = sqlx::query_scalar(IS_RECORDED).fetch_one(&mut *self.0).await;
+        let is_recorded: bool =
+            is_recorded.map_err(|error| StoreError::from_sqlx("look for the table of migrations", error))?;
+        Ok(if is_recorded { Some(self.records().await?) } else { None })
+    }
+
     async fn applied(&mut self) -> Result<Vec<Applied>, StoreError> {
         execute(self.0, sqlx::query(CREATE_RECORDS), "create the table of migrations").await?;
-        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
-        let applied = rows.iter().map(|row| {
-            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
-            Ok(Applied { version, name, checksum })
-        });
-        collect(applied, "read which migrations were applied")
+        self.records().await
     }
 
     async fn apply(&mut self, migration: &Migration) -> Result<(), StoreError> {
@@ -285,6 +529,27 @@ impl Tables for SqliteRows<'_> {
         let answer = sqlx::query_scalar(HAS_UNIQUE_PAIR).fetch_one(&mut *self.0).await;
         answer.map_err(|error| StoreError::from_sqlx("look for the primary key", error))
     }
+
+    async fn has_unique_lock(&mut self) -> Result<bool, StoreError> {
+        let answer = sqlx::query_scalar(HAS_UNIQUE_LOCK).fetch_one(&mut *self.0).await;
+        answer.map_err(|error| StoreError::from_sqlx("look for the primary key of locks", error))
+    }
+}
+
+impl SqliteRows<'_> {
+    async fn records(&mut self) -> Result<Vec<Applied>, StoreError> {
+        let rows = fetch(self.0, sqlx::query(APPLIED), "read which migrations were applied").await?;
+        let applied = rows.iter().map(|row| {
+            let (version, name, checksum) = (row.try_get("version")?, row.try_get("name")?, row.try_get("checksum")?);
+            Ok(Applied { version, name, checksum })
+        });
+        collect(applied, "read which migrations were applied")
+    }
+}
+
+/// What a handler returned, which is JSON, as text.
+fn text(returned: &Returned) -> Option<Cow<'_, str>> {
+    returned.value.as_deref().map(String::from_utf8_lossy)
 }
 
 /// Binds ?1 to ?10 of a statement that writes a state.
