@@ -5,8 +5,8 @@ use std::time::Duration;
 use idem_core::machine::{Decision, State, Token};
 use idem_core::store::contract::{self, Subject, claim_in, commit, rollback};
 use idem_core::store::{
-    ClaimRequest, FailedTry, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
-    unique_violation,
+    ClaimRequest, FailedTry, Fenced, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx,
+    sql, unique_violation,
 };
 use idem_core::{ConsumerName, EventKey};
 use sqlx::postgres::PgRow;
@@ -365,7 +365,7 @@ async fn a_renewal_that_waited_for_another_change_counts_anew() {
         .await
         .expect("PostgreSQL answers");
     other.commit().await.expect("PostgreSQL answers");
-    assert_eq!(renewing.await.expect("no panic").expect("the store works"), [Fenced::Applied]);
+    assert_eq!(renewing.await.expect("no panic").expect("the store works"), [Renewal::Renewed]);
     let begins = micros(&store, "locked_until - interval '4 s'", "a").await;
     assert!(begins > waited, "it counts from {} µs before the end of the wait", waited - begins);
 }
