@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::machine::{Decision, State, Token};
+use idem_core::machine::{Decision, OperatorAction, State, Token};
 use idem_core::store::contract::{self, Subject, claim_in, commit, rollback};
 use idem_core::store::{
     ClaimRequest, FailedTry, Fenced, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx,
@@ -345,29 +345,41 @@ async fn a_write_that_waited_starts_from_the_row_as_it_is_then() {
     }
 }
 
+/// A person's action likewise, whatever the row was when the person looked.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewal_that_waited_for_another_change_counts_anew() {
-    let subject = postgres().await;
-    let (store, terms) = (subject.store.clone(), Terms { lease: Duration::from_secs(4), ..terms("waited-renewal") });
-    store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
-    let mut other = store.pool().begin().await.expect("PostgreSQL answers");
-    sqlx::query("UPDATE processed_jobs SET locked_until = locked_until + interval '1 millisecond'")
-        .execute(&mut *other)
-        .await
-        .expect("the statement works");
-    let renewing = tokio::spawn({
-        let (store, terms) = (store.clone(), terms.clone());
-        async move { store.renew(&terms, &[(key("a"), Token(Uuid::from_u128(1)))]).await }
-    });
-    until("the renewal waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
-    let waited: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-        .fetch_one(&mut *other)
-        .await
-        .expect("PostgreSQL answers");
-    other.commit().await.expect("PostgreSQL answers");
-    assert_eq!(renewing.await.expect("no panic").expect("the store works"), [Renewal::Renewed]);
-    let begins = micros(&store, "locked_until - interval '4 s'", "a").await;
-    assert!(begins > waited, "it counts from {} µs before the end of the wait", waited - begins);
+async fn an_operator_who_waited_sees_what_came_between() {
+    for (before, change, action, refusal) in [
+        (
+            "locked_until = 'epoch'",
+            "locked_until = clock_timestamp() + interval '1 hour'",
+            OperatorAction::Release,
+            "PROCESSING",
+        ),
+        (
+            "status = 'RECEIVED', locked_until = NULL, token = NULL",
+            "status = 'COMPLETED', completed_at = clock_timestamp()",
+            OperatorAction::Fail,
+            "COMPLETED",
+        ),
+    ] {
+        let subject = postgres().await;
+        let (store, terms) = (subject.store.clone(), terms("waited-operator"));
+        store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+        run(&store, &format!("UPDATE processed_jobs SET {before}")).await;
+        let mut other = store.pool().begin().await.expect("PostgreSQL answers");
+        let text = format!("UPDATE processed_jobs SET {change}");
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *other).await.expect("the statement works");
+        let operating = tokio::spawn({
+            let (store, terms) = (store.clone(), terms.clone());
+            async move { store.operate(&terms, &key("a"), action, "tests").await }
+        });
+        until("the action waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        other.commit().await.expect("PostgreSQL answers");
+        let operated = operating.await.expect("no panic").expect("the store works");
+        assert!(operated.refused.is_some(), "{change}: {operated:?}");
+        assert_eq!(operated.after.kind().as_str(), refusal);
+        assert_eq!(state(&store, &terms.consumer, "a").await, operated.after);
+    }
 }
 
 /// A batch reads its rows together and writes them one by one. What comes between must be seen: here the first write is
