@@ -6,7 +6,7 @@
 //! surrounds it, one decision at a time, and each must be noticed. The numbers of states are pinned: a model that suddenly
 //! has fewer has lost something that may happen.
 //!
-//! What the model takes for granted: a handler in lease mode is gone by its deadline (`RunDeadline`, and its tests),
+//! What the model takes for granted: a handler under a lease is gone by its deadline (`RunDeadline`, and its tests),
 //! except in the cases of handlers that do not stop; the unique key lets one of several inserts win; a statement's row is
 //! as it was or as it became.
 
@@ -21,7 +21,7 @@ mod world;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use guard::Mode::{Atomic, Careful, Lease};
+use guard::Mode::{Atomic, Careful, Hybrid, Lease};
 use guard::{Action, Config, Guard, Purge, RULES, Rules, Step};
 use idem_core::machine::{OperatorAction, step};
 use stateright::{Checker, HasDiscoveries, Model, Path};
@@ -183,16 +183,31 @@ cases! {
         reaches: &["everything is passed", "two handlers run", "two effects", "a late holder is refused"],
         states: 80_479,
     };
-    /// The same in the guard's database: the fence is in the transaction, so the effect stays one.
-    careful_handlers_that_do_not_stop: Case {
+    /// The same with an effect in the guard's database: the fence is in its transaction, so it stays one.
+    hybrid_handlers_that_do_not_stop: Case {
         config: Config {
-            modes: &[Careful, Careful],
+            modes: &[Hybrid, Hybrid],
             budget: Budget { stops: 1, ..NOTHING },
             rules: Rules { stops: false, ..RULES },
             ..TWO
         },
         reaches: &["everything is passed", "two handlers run", "a late holder is refused"],
-        states: 19_049,
+        states: 16_721,
+    };
+    hybrid_with_crash_and_lost_reply: Case {
+        config: Config {
+            modes: &[Hybrid, Hybrid],
+            budget: Budget { crashes: 1, lost: 1, ..NOTHING },
+            ..TWO
+        },
+        reaches: &[
+            "everything is passed",
+            "crash before the commit",
+            "lost reply to a commit",
+            "a commit without its worker",
+            "a late holder is refused",
+        ],
+        states: 55_883,
     };
     careful_with_message_that_kills: Case {
         config: Config {
@@ -201,8 +216,8 @@ cases! {
             budget: Budget { crashes: 3, ..NOTHING },
             ..TWO
         },
-        reaches: &["everything is passed", "takeover", "exhausted without a failed try"],
-        states: 2074,
+        reaches: &["everything is passed", "retry", "exhausted without a failed try"],
+        states: 3059,
     };
     careful_with_crash_and_lost_reply: Case {
         config: Config {
@@ -212,11 +227,21 @@ cases! {
         },
         reaches: &[
             "everything is passed",
+            "crash at begun",
             "crash before the commit",
             "lost reply to a commit",
             "a commit without its worker",
         ],
-        states: 76_467,
+        states: 79_106,
+    };
+    careful_with_failures: Case {
+        config: Config {
+            modes: &[Careful, Careful],
+            budget: Budget { failures: 2, stops: 1, ..NOTHING },
+            ..TWO
+        },
+        reaches: &["everything is passed", "retry", "set aside", "exhausted"],
+        states: 18_095,
     };
     /// The careful window of one worker meets another worker's ordinary transactions.
     careful_beside_atomic: Case {
@@ -226,7 +251,7 @@ cases! {
             ..TWO
         },
         reaches: &["everything is passed", "takeover", "a row locked by another", "a commit without its worker"],
-        states: 41_737,
+        states: 44_156,
     };
     /// Two messages with one key and different payloads on one partition, and a copy of the first on another.
     offsets: Case {
@@ -396,6 +421,7 @@ fn every_history_can_still_end_well() {
         "lease_with_lost_reply_and_stop",
         "careful_with_message_that_kills",
         "careful_beside_atomic",
+        "hybrid_handlers_that_do_not_stop",
         "offsets_with_rebalance",
         "people",
         "purge_before_the_last_copy",

@@ -78,9 +78,9 @@ pub const SURROUNDINGS: &[(&str, Rules, &str, &str)] = &[
         ONE_HANDLER,
     ),
     (
-        "a transaction asked again completes what is completed",
+        "a handler's second transaction completes what is completed",
         Rules { one_completion: false, ..RULES },
-        "careful_with_crash_and_lost_reply",
+        "hybrid_with_crash_and_lost_reply",
         EFFECT_ONCE,
     ),
 ];

@@ -28,9 +28,10 @@ pub enum Mode {
     Atomic,
     /// The claim is committed; the effect is outside; then the completion.
     Lease,
-    /// The claim is committed, so that a message which kills its worker runs out of tries; then effect and completion in
-    /// one transaction, fenced by the claim's token.
+    /// As atomic, but the claim is committed ahead, so that a message which kills its worker runs out of tries.
     Careful,
+    /// As lease, but the effect is in a transaction of the handler's own, which the completion joins.
+    Hybrid,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,10 @@ pub enum Action {
     /// The outcome is written down; in a transaction, not yet committed.
     Write(usize, Reply),
     Commit(usize, Reply),
+    /// The row tells whether a handler's own transaction was committed.
+    ReadBack(usize),
+    /// A batch handler is called again, in halves, since nothing of its transaction seems to be committed.
+    RunAgain(usize),
     /// The runtime hears the outcome.
     Report(usize),
     /// A waiting record of a partition that was taken away is forgotten.
@@ -159,6 +164,7 @@ impl Action {
             | Self::Write(_, reply)
             | Self::Commit(_, reply) => reply == Reply::Heard,
             Self::Return(_, failed) => failed.is_none(),
+            Self::RunAgain(_) => false,
             Self::Crash { .. } | Self::Operate(_) | Self::Sweep | Self::Purge => false,
             _ => true,
         }
@@ -238,8 +244,18 @@ impl Guard {
         Self { step, config, properties }
     }
 
-    fn is_atomic(&self, worker: usize) -> bool {
-        self.config.modes[worker] == Mode::Atomic
+    /// Whether what the worker claims now is in a transaction.
+    fn is_in_tx(&self, world: &World, worker: usize) -> bool {
+        match self.config.modes[worker] {
+            Mode::Atomic => true,
+            Mode::Careful => world.task(worker).is_some_and(|task| task.ahead),
+            Mode::Lease | Mode::Hybrid => false,
+        }
+    }
+
+    /// Whether its handler's time is the lease's.
+    fn is_leased(&self, worker: usize) -> bool {
+        matches!(self.config.modes[worker], Mode::Lease | Mode::Hybrid)
     }
 
     fn actions_of(&self, world: &World, worker: usize, actions: &mut Vec<Action>) {
@@ -275,12 +291,16 @@ impl Guard {
             Phase::Asking { .. } => actions.extend(each(Action::Ask)),
             Phase::Replacing { .. } => actions.extend(each(Action::Replace)),
             Phase::Running { effect, .. } => {
-                actions.push(if *effect { Action::Return(worker, None) } else { Action::Effect(worker) });
+                actions.push(match (*effect, self.config.modes[worker]) {
+                    (false, _) => Action::Effect(worker),
+                    (true, Mode::Hybrid) => Action::Write(worker, Reply::Heard),
+                    (true, _) => Action::Return(worker, None),
+                });
                 if world.left.failures > 0 {
                     let causes = [Cause::Transient, Cause::Terminal];
                     actions.extend(causes.map(|cause| Action::Return(worker, Some(cause))));
                 }
-                if !self.is_atomic(worker) {
+                if self.is_leased(worker) {
                     actions.extend(each(Action::Renew));
                 }
             }
@@ -289,6 +309,12 @@ impl Guard {
                 actions.extend(each(Action::Renew));
             }
             Phase::BeforeCommit { .. } => actions.extend(each(Action::Commit)),
+            Phase::Unsure { .. } => {
+                actions.extend([Action::ReadBack(worker), Action::RunAgain(worker)]);
+                if world.left.failures > 0 {
+                    actions.push(Action::Return(worker, Some(Cause::Transient)));
+                }
+            }
             Phase::Ended(_) => actions.push(Action::Report(worker)),
         }
         if task.stale && matches!(task.phase, Phase::Asking { .. } | Phase::Owing { .. }) {
@@ -312,6 +338,7 @@ impl Guard {
                     payload: self.config.log[partition][offset],
                     stale: false,
                     token: world.new_token(),
+                    ahead: false,
                     has_begun: false,
                     gave_back: None,
                     failing: None,
@@ -327,6 +354,12 @@ impl Guard {
             Action::Renew(worker, reply) => self.renew(world, worker, reply)?,
             Action::Write(worker, reply) => self.write(world, worker, reply)?,
             Action::Commit(worker, reply) => self.commit(world, worker, reply)?,
+            Action::ReadBack(worker) => self.read_back(world, worker)?,
+            Action::RunAgain(worker) => {
+                let Phase::Unsure { claim, left } = world.task(worker)?.phase else { return None };
+                let is_held = world.row.kind() == StateKind::Processing && world.row.token() == Some(claim.token);
+                (is_held && left > 0).then(|| world.begins(worker, claim, left))?;
+            }
             Action::Report(worker) => {
                 let task = world.task(worker)?;
                 let Phase::Ended(outcome) = task.phase else { return None };
@@ -437,7 +470,7 @@ impl Guard {
         let Phase::Replacing { from, to, claim, outcome, left } = world.task(worker)?.phase else { return None };
         if world.is_locked_for(Some(worker)) {
             // Not waited for.
-            (reply == Reply::Heard).then(|| world.ends(worker, Outcome::InProgress))
+            (reply == Reply::Heard).then(|| self.answered(world, worker, None, Outcome::InProgress, left))
         } else if reply != Reply::Late && self.config.rules.compares && world.row != from {
             // Looked at again.
             (reply == Reply::Heard).then_some(())?;
@@ -459,17 +492,17 @@ impl Guard {
         let task = world.task(worker)?;
         let (token, payload, failing) = (task.token, task.payload, task.failing);
         let change = Change::Claim { token, runs: claim.is_some() };
-        if self.is_atomic(worker) {
+        if self.is_in_tx(world, worker) {
             // A cut connection undoes it, as if it had not been asked.
             (reply == Reply::Heard).then_some(())?;
             world.open = Some(Open { by: Some(worker), to: as_completed(to, claim), change, effect: None });
             match (claim, failing) {
-                (None, _) => *world.phase_mut(worker)? = Phase::BeforeCommit { outcome },
+                (None, _) => *world.phase_mut(worker)? = Phase::BeforeCommit { outcome, runs: None },
                 (Some(claim), None) => world.begins(worker, claim, LEASE),
                 (Some(_), Some(cause)) => {
                     let moved = self.advance(world, &to, self.failed(token, cause))?;
                     world.open.as_mut()?.to = moved.next;
-                    *world.phase_mut(worker)? = Phase::BeforeCommit { outcome: after_failure(&moved) };
+                    *world.phase_mut(worker)? = Phase::BeforeCommit { outcome: after_failure(&moved), runs: None };
                 }
             }
             return Some(());
@@ -513,10 +546,27 @@ impl Guard {
 
     fn answered(&self, world: &mut World, worker: usize, claim: Option<Claim>, outcome: Outcome, left: u8) {
         match claim {
+            // It leaves no claim behind that it will not use.
+            None if outcome == Outcome::InProgress && self.is_ahead(world, worker) => {
+                let Some(Task { token, .. }) = world.task(worker) else { return };
+                let owing = Phase::Owing { owed: *token, left: LEASE };
+                if let Some(phase) = world.phase_mut(worker) {
+                    *phase = owing;
+                }
+            }
             None => world.ends(worker, outcome),
+            Some(_) if self.config.modes[worker] == Mode::Careful => {
+                if let Worker::Busy(task) = &mut world.workers[worker] {
+                    (task.ahead, task.phase) = (true, Phase::Asking { left: LEASE });
+                }
+            }
             Some(_) if left == 0 && self.config.rules.minds_late_answers => self.owe(world, worker),
             Some(claim) => world.begins(worker, claim, left),
         }
+    }
+
+    fn is_ahead(&self, world: &World, worker: usize) -> bool {
+        world.task(worker).is_some_and(|task| task.ahead)
     }
 
     /// The claim must not be used any more: it is given back, and the job asked for anew.
@@ -541,8 +591,12 @@ impl Guard {
             return Some(());
         }
         let Worker::Busy(task) = &mut world.workers[worker] else { return None };
-        task.gave_back = Some(owed);
-        task.phase = Phase::Asking { left };
+        if task.ahead {
+            world.ends(worker, Outcome::InProgress);
+        } else {
+            task.gave_back = Some(owed);
+            task.phase = Phase::Asking { left };
+        }
         Some(())
     }
 
@@ -555,24 +609,26 @@ impl Guard {
                 world.effect(payload);
                 world.seen.downstream |= if self.config.rules.one_downstream_key { 1 } else { 1 << attempt.min(7) };
             }
-            Mode::Atomic | Mode::Careful if !self.config.rules.effect_in_tx => world.effect(payload),
-            Mode::Atomic => world.open.as_mut()?.effect = Some(payload),
-            Mode::Careful => {}
+            _ if !self.config.rules.effect_in_tx => world.effect(payload),
+            Mode::Atomic | Mode::Careful => world.open.as_mut()?.effect = Some(payload),
+            Mode::Hybrid => {}
         }
         Some(())
     }
 
     fn returns(&self, world: &mut World, worker: usize, failed: Option<Cause>) -> Option<()> {
-        let Phase::Running { claim, left, .. } = world.task(worker)?.phase else { return None };
+        let (Phase::Running { claim, left, .. } | Phase::Unsure { claim, left }) = world.task(worker)?.phase else {
+            return None;
+        };
         if failed.is_some() {
             world.left.failures -= 1;
         }
-        let is_atomic = self.is_atomic(worker);
+        let is_leased = self.is_leased(worker);
         let Worker::Busy(task) = &mut world.workers[worker] else { return None };
-        if !is_atomic {
+        if is_leased {
             task.phase = Phase::Handled { claim, left, failed };
         } else if failed.is_none() {
-            task.phase = Phase::BeforeCommit { outcome: Outcome::Completed };
+            task.phase = Phase::BeforeCommit { outcome: Outcome::Completed, runs: None };
         } else {
             task.failing = failed;
             task.phase = Phase::Asking { left: LEASE };
@@ -621,8 +677,12 @@ impl Guard {
     }
 
     fn write(&self, world: &mut World, worker: usize, reply: Reply) -> Option<()> {
-        let Phase::Handled { claim, failed, .. } = world.task(worker)?.phase else { return None };
-        if reply == Reply::Late && (failed.is_some() || self.config.modes[worker] == Mode::Lease) {
+        let (claim, failed) = match world.task(worker)?.phase {
+            Phase::Handled { claim, failed, .. } => (claim, failed),
+            Phase::Running { claim, left, effect: true } => return self.complete_in(world, worker, claim, left),
+            _ => return None,
+        };
+        if reply == Reply::Late {
             world.late = Some(match failed {
                 Some(cause) => Late::Fail { token: claim.token, cause },
                 None => Late::Complete(claim),
@@ -631,10 +691,6 @@ impl Guard {
             return Some(());
         }
         (!world.is_locked_for(Some(worker))).then_some(())?;
-        if self.config.modes[worker] == Mode::Careful && failed.is_none() {
-            (reply == Reply::Heard).then_some(())?;
-            return self.complete_in(world, worker, claim);
-        }
         let outcome = match failed {
             Some(cause) => self.write_failure(world, claim.token, cause)?,
             None => self.write_completion(world, claim)?,
@@ -647,22 +703,19 @@ impl Guard {
     }
 
     /// The completion joins the handler's own transaction, or undoes it.
-    fn complete_in(&self, world: &mut World, worker: usize, claim: Claim) -> Option<()> {
+    fn complete_in(&self, world: &mut World, worker: usize, claim: Claim, left: u8) -> Option<()> {
+        (!world.is_locked_for(Some(worker))).then_some(())?;
         let row = world.row;
         let moved = self.advance(world, &row, Input::Complete { token: claim.token })?;
-        if moved.decision != Decision::Applied {
+        // If an earlier transaction of this very claim was committed although its connection was cut, its effect is the one
+        // that counts.
+        if moved.decision != Decision::Applied || (moved.next == row && self.config.rules.one_completion) {
             world.ends(worker, Outcome::LeaseLost);
-            return Some(());
-        }
-        // An earlier transaction of this very claim was committed although its connection was cut: its effect is the
-        // one that counts, and this one's is rolled back.
-        if moved.next == row && self.config.rules.one_completion {
-            world.ends(worker, Outcome::Completed);
             return Some(());
         }
         let (change, effect) = (Change::Complete(claim.token), self.config.rules.effect_in_tx.then_some(claim.payload));
         world.open = Some(Open { by: Some(worker), to: moved.next, change, effect });
-        *world.phase_mut(worker)? = Phase::BeforeCommit { outcome: Outcome::Completed };
+        *world.phase_mut(worker)? = Phase::BeforeCommit { outcome: Outcome::Completed, runs: Some((claim, left)) };
         Some(())
     }
 
@@ -694,23 +747,42 @@ impl Guard {
     }
 
     fn commit(&self, world: &mut World, worker: usize, reply: Reply) -> Option<()> {
-        let Phase::BeforeCommit { outcome } = world.task(worker)?.phase else { return None };
+        let Phase::BeforeCommit { outcome, runs } = world.task(worker)?.phase else { return None };
         if reply == Reply::Late {
             world.open.as_mut()?.by = None;
-            return self.ask_again(world, worker);
+        } else {
+            let Open { to, change, effect, .. } = world.open.take()?;
+            world.write(to, change);
+            effect.into_iter().for_each(|payload| world.effect(payload));
         }
-        let Open { to, change, effect, .. } = world.open.take()?;
-        world.write(to, change);
-        effect.into_iter().for_each(|payload| world.effect(payload));
-        match reply {
-            Reply::Heard => world.ends(worker, outcome),
-            _ => self.ask_again(world, worker)?,
+        match (reply, runs) {
+            (Reply::Heard, _) => world.ends(worker, outcome),
+            (_, Some((claim, left))) => {
+                world.left.lost -= 1;
+                *world.phase_mut(worker)? = Phase::Unsure { claim, left };
+            }
+            (_, None) => self.ask_again(world, worker)?,
+        }
+        Some(())
+    }
+
+    fn read_back(&self, world: &mut World, worker: usize) -> Option<()> {
+        let Phase::Unsure { claim, left } = world.task(worker)?.phase else { return None };
+        match world.row {
+            State::Completed { token: Some(by), .. } if by == claim.token => world.ends(worker, Outcome::Completed),
+            // Its handler was stopped with its lease, so the try does not count.
+            State::Processing { token: by, .. } if by == claim.token && left == 0 => self.owe(world, worker),
+            State::Processing { token: by, .. } if by == claim.token => {
+                *world.phase_mut(worker)? = Phase::Handled { claim, left, failed: Some(Cause::Transient) };
+            }
+            _ => world.ends(worker, Outcome::LeaseLost),
         }
         Some(())
     }
 
     fn crash(&self, world: &mut World, worker: usize, sent: bool) -> Option<()> {
-        let point = world.task(worker).and_then(|task| self.crash_point(worker, &task.phase));
+        let is_in_tx = self.is_in_tx(world, worker);
+        let point = world.task(worker).and_then(|task| crash_point(is_in_tx, &task.phase));
         if sent {
             world.left.lost -= 1;
             self.cut(world, worker)?;
@@ -732,7 +804,7 @@ impl Guard {
         let phase = phase.clone();
         match phase {
             Phase::BeforeCommit { .. } => world.open.as_mut()?.by = None,
-            _ if self.is_atomic(worker) => return None,
+            _ if self.is_in_tx(world, worker) => return None,
             Phase::Asking { .. } if world.row == State::Absent => {
                 world.late = Some(Late::Insert { token, payload });
             }
@@ -750,18 +822,6 @@ impl Guard {
             _ => return None,
         }
         Some(())
-    }
-
-    fn crash_point(&self, worker: usize, phase: &Phase) -> Option<CrashPoint> {
-        match phase {
-            Phase::Asking { .. } | Phase::Replacing { .. } if self.is_atomic(worker) => Some(CrashPoint::Begun),
-            Phase::Running { effect: false, .. } => Some(CrashPoint::Claimed),
-            Phase::Running { effect: true, .. } if self.is_atomic(worker) => Some(CrashPoint::Handled),
-            Phase::Handled { .. } => Some(CrashPoint::Handled),
-            Phase::BeforeCommit { .. } => Some(CrashPoint::BeforeCommit),
-            Phase::Ended(_) => Some(CrashPoint::Recorded),
-            _ => None,
-        }
     }
 
     /// What is late arrives.
@@ -808,12 +868,14 @@ impl Guard {
             changes |= age(from) | age(to);
         }
         for worker in 0..world.workers.len() {
-            let (is_atomic, holder) = (self.is_atomic(worker), world.row.token());
+            // A claim that is committed ahead has a lease until its transaction locks the row.
+            let is_leased = self.config.modes[worker] != Mode::Atomic && !self.is_in_tx(world, worker);
+            let holder = world.row.token();
             let Worker::Busy(task) = &mut world.workers[worker] else { continue };
             if let Phase::Replacing { from, to, .. } = &mut task.phase {
                 changes |= age(from) | age(to);
             }
-            let runs = matches!(task.phase, Phase::Running { .. });
+            let runs = matches!(task.phase, Phase::Running { .. } | Phase::BeforeCommit { .. });
             // It does not know that it holds the lease.
             let asks = matches!(task.phase, Phase::Asking { .. } | Phase::Replacing { .. });
             let mut is_over = has_ended && asks && holder == Some(task.token);
@@ -821,8 +883,10 @@ impl Guard {
             | Phase::Asking { left }
             | Phase::Replacing { left, .. }
             | Phase::Running { left, .. }
-            | Phase::Handled { left, .. } = &mut task.phase
-                && !is_atomic
+            | Phase::Handled { left, .. }
+            | Phase::BeforeCommit { runs: Some((_, left)), .. }
+            | Phase::Unsure { left, .. } = &mut task.phase
+                && is_leased
                 && *left > 0
             {
                 changes = true;
@@ -832,8 +896,17 @@ impl Guard {
             if is_over && (self.config.rules.stops || !runs) {
                 world.left.stops = world.left.stops.checked_sub(1)?;
             }
-            if is_over && self.config.rules.stops && runs {
-                self.owe(world, worker);
+            if !is_over || !self.config.rules.stops {
+                continue;
+            }
+            match task.phase {
+                Phase::Running { .. } => self.owe(world, worker),
+                // Its transaction is dropped, and rolled back.
+                Phase::BeforeCommit { runs: Some((claim, left)), .. } => {
+                    task.phase = Phase::Unsure { claim, left };
+                    world.open = None;
+                }
+                _ => {}
             }
         }
         changes.then_some(())
@@ -870,6 +943,18 @@ fn understood(moved: Transition, token: Token, payload: usize) -> (Option<Claim>
         Decision::Applied | Decision::LeaseLost => Outcome::LeaseLost,
     };
     (None, outcome)
+}
+
+fn crash_point(is_in_tx: bool, phase: &Phase) -> Option<CrashPoint> {
+    match phase {
+        Phase::Asking { .. } | Phase::Replacing { .. } if is_in_tx => Some(CrashPoint::Begun),
+        Phase::Running { effect: false, .. } => Some(CrashPoint::Claimed),
+        Phase::Running { effect: true, .. } if is_in_tx => Some(CrashPoint::Handled),
+        Phase::Handled { .. } => Some(CrashPoint::Handled),
+        Phase::BeforeCommit { .. } => Some(CrashPoint::BeforeCommit),
+        Phase::Ended(_) => Some(CrashPoint::Recorded),
+        _ => None,
+    }
 }
 
 fn after_failure(moved: &Transition) -> Outcome {

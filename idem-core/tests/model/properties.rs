@@ -84,7 +84,7 @@ const ALWAYS: &[(&str, Scope, Condition)] = &[
         },
     ),
     ("nobody meddles with a living lease", |_| true, |_, world| !world.seen.broken.meddled),
-    ("who has completed a job is not told otherwise", not_careful, |_, world| {
+    ("who has completed a job is not told otherwise", not_hybrid, |_, world| {
         let completed_by = match world.row {
             State::Completed { token, .. } => token,
             _ => None,
@@ -117,7 +117,8 @@ const SOMETIMES: &[(&str, Condition)] = &[
     ("lost reply to a commit", |_, world| {
         let completed = world.row.kind() == StateKind::Completed;
         tasks(world, |task| {
-            matches!(task.phase, Phase::Asking { .. }) && completed && world.row.token() == Some(task.token)
+            let unheard = matches!(task.phase, Phase::Asking { .. } | Phase::Unsure { .. });
+            unheard && completed && world.row.token() == Some(task.token)
         })
     }),
     ("a commit without its worker", |_, world| world.open.is_some_and(|open| open.by.is_none())),
@@ -198,9 +199,9 @@ fn effect_is_once(config: &Config) -> bool {
     (!outside || nothing_goes_wrong) && purged_late(config)
 }
 
-/// There a renewal may come between a COMMIT that was cut off and its being asked about: the next delivery tells.
-fn not_careful(config: &Config) -> bool {
-    !config.modes.contains(&Mode::Careful)
+/// There a handler may run again between a COMMIT that was cut off and its being carried out: the next delivery tells.
+fn not_hybrid(config: &Config) -> bool {
+    !config.modes.contains(&Mode::Hybrid)
 }
 
 fn purged_late(config: &Config) -> bool {
@@ -212,7 +213,8 @@ fn tasks(world: &World, is: impl Fn(&Task) -> bool) -> bool {
 }
 
 fn running(world: &World) -> usize {
-    world.tasks().filter(|(_, task)| matches!(task.phase, Phase::Running { .. })).count()
+    let runs = |phase: &Phase| matches!(phase, Phase::Running { .. } | Phase::BeforeCommit { runs: Some(_), .. });
+    world.tasks().filter(|(_, task)| runs(&task.phase)).count()
 }
 
 fn runs(world: &World, kind: RunKind) -> bool {

@@ -129,6 +129,8 @@ pub struct Task {
     pub stale: bool,
     /// Names the claim. The same until an outcome is known.
     pub token: Token,
+    /// Careful: the claim is committed, and the transaction is next.
+    pub ahead: bool,
     /// Its handler has begun under this token.
     pub has_begun: bool,
     /// The token of an earlier claim that was given back.
@@ -156,8 +158,10 @@ pub enum Phase {
     Running { claim: Claim, left: u8, effect: bool },
     /// The handler has returned; nothing is written down, and the lease goes on.
     Handled { claim: Claim, left: u8, failed: Option<Cause> },
-    /// Everything is written in the open transaction.
-    BeforeCommit { outcome: Outcome },
+    /// Everything is written in the open transaction. Hybrid: by the handler, which runs and must be gone in so many ticks.
+    BeforeCommit { outcome: Outcome, runs: Option<(Claim, u8)> },
+    /// Hybrid: the handler does not know whether its transaction was committed; the row tells.
+    Unsure { claim: Claim, left: u8 },
     /// The outcome is known to this worker, and to nobody else.
     Ended(Outcome),
 }

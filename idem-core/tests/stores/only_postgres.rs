@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use idem_core::machine::{Decision, State, Token};
+use idem_core::machine::{Decision, OperatorAction, State, Token};
 use idem_core::store::contract::{self, Subject, claim_in, commit, rollback};
 use idem_core::store::{
-    ClaimRequest, FailedTry, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx, sql,
-    unique_violation,
+    ClaimRequest, FailedTry, Fenced, PgStore, Renewal, Retry, Returned, Store, StoreErrorKind, StoreOptions, Terms, Tx,
+    sql, unique_violation,
 };
 use idem_core::{ConsumerName, EventKey};
 use sqlx::postgres::PgRow;
@@ -97,6 +97,33 @@ async fn a_default_of_serializable_changes_nothing() {
     contract::overlapping_batches_run_each_job_once(&subject).await;
     contract::overlapping_transactions_run_each_job_once(&subject).await;
     contract::a_claim_waits_for_the_transaction_before_it(&subject).await;
+}
+
+/// Neither the server's settings nor what an earlier handler did to its session reach a transaction.
+#[tokio::test]
+async fn a_transaction_has_the_guards_settings() {
+    let options = StoreOptions::default().max_connections(1).idle_transaction_timeout(Duration::from_secs(77));
+    let subject = postgres_with(&options, |schema| schema.url_with("synchronous_commit", "off")).await;
+    let mut tx = subject.store.begin().await.expect("the store works");
+    let spoil = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE";
+    sqlx::query(spoil).execute(connection(&mut tx)).await.expect("PostgreSQL lets it");
+    commit(tx).await.expect("the store works");
+    let mut tx = subject.store.begin().await.expect("the store works");
+    for (setting, value) in [
+        ("default_transaction_isolation", "serializable"), // so it is the same session
+        ("transaction_isolation", "read committed"),
+        ("synchronous_commit", "on"),
+        ("idle_in_transaction_session_timeout", "77s"),
+        ("tcp_keepalives_idle", "30"),
+        ("tcp_keepalives_interval", "10"),
+        ("tcp_keepalives_count", "3"),
+        ("client_connection_check_interval", "2s"),
+    ] {
+        let query = sqlx::query_scalar("SELECT current_setting($1)").bind(setting);
+        let found: String = query.fetch_one(connection(&mut tx)).await.expect("PostgreSQL answers");
+        assert_eq!(found, value, "{setting}");
+    }
+    rollback(tx).await.expect("the store works");
 }
 
 #[tokio::test]
@@ -258,6 +285,166 @@ async fn a_claim_that_waited_has_its_whole_lease() {
             .expect("the row is there");
     assert!(left > 3.1, "the second of the wait is missing: {left} s are left");
     assert_eq!(state(&subject.store, &terms.consumer, "a").await, answer.state);
+}
+
+/// A transaction may be old when it claims: what counts is the clock at the claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_transaction_claims_by_the_clock() {
+    let subject = postgres().await;
+    let (store, terms) = (&subject.store, terms("old"));
+    store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+    let mut tx = store.begin().await.expect("the store works");
+    claim_in(&mut tx, &terms, &[request("begun", 2)]).await.expect("the store works");
+    // The lease ends now, which is after the transaction has begun.
+    run(store, "UPDATE processed_jobs SET locked_until = clock_timestamp(), updated_at = clock_timestamp()").await;
+    let ended: i64 = micros(store, "locked_until", "a").await;
+    let answers = claim_in(&mut tx, &terms, &[request("a", 3), request("b", 4)]).await.expect("the store works");
+    assert!(answers.iter().all(|answer| is_run(answer.decision)), "{answers:?}");
+    commit(tx).await.expect("the store works");
+    for (column, key) in [("updated_at", "a"), ("created_at", "b"), ("completed_at", "b")] {
+        assert!(micros(store, column, key).await > ended, "{column} of {key} is from before the claim");
+    }
+}
+
+async fn micros(store: &PgStore, column: &str, key: &str) -> i64 {
+    let text = format!("SELECT (extract(epoch FROM {column}) * 1000000)::bigint FROM processed_jobs");
+    let query = sqlx::query_scalar(AssertSqlSafe(format!("{text} WHERE idempotency_key = $1")));
+    query.bind(key).fetch_one(store.pool()).await.expect("the row is there")
+}
+
+/// A holder's write that had to wait for somebody else's starts from what that one has left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_waited_starts_from_the_row_as_it_is_then() {
+    for (change, is_lost, left) in [
+        ("token = '00000000-0000-0000-0000-000000000009'", true, "PROCESSING 1 1"),
+        ("fence = 7", false, "FAILED 7 1"),
+        ("attempts = 3", false, "FAILED 1 3"),
+        ("status = 'COMPLETED', locked_until = NULL", true, "COMPLETED 1 1"),
+        ("status = 'RECEIVED', locked_until = NULL, token = NULL", true, "RECEIVED 1 1"),
+    ] {
+        let subject = postgres().await;
+        let (store, terms) = (subject.store.clone(), terms("waited-write"));
+        store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+        let mut other = store.pool().begin().await.expect("PostgreSQL answers");
+        let text = format!("UPDATE processed_jobs SET {change}");
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *other).await.expect("the statement works");
+        let failing = tokio::spawn({
+            let store = store.clone();
+            let (key, token) = (key("a"), Token(Uuid::from_u128(1)));
+            async move { store.fail(&terms, &[FailedTry { key, token, retry: Retry::Never, error: String::new() }]).await }
+        });
+        until("the failure waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        other.commit().await.expect("PostgreSQL answers");
+        let written = failing.await.expect("no panic").expect("the store works");
+        assert_eq!(written[0].fenced == Fenced::LeaseLost, is_lost, "{change}");
+        let found: String = sqlx::query_scalar("SELECT concat_ws(' ', status, fence, attempts) FROM processed_jobs")
+            .fetch_one(store.pool())
+            .await
+            .expect("the row is there");
+        assert_eq!(found, left, "{change}");
+    }
+}
+
+/// A person's action likewise, whatever the row was when the person looked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_who_waited_sees_what_came_between() {
+    for (before, change, action, refusal) in [
+        (
+            "locked_until = 'epoch'",
+            "locked_until = clock_timestamp() + interval '1 hour'",
+            OperatorAction::Release,
+            "PROCESSING",
+        ),
+        (
+            "status = 'RECEIVED', locked_until = NULL, token = NULL",
+            "status = 'COMPLETED', completed_at = clock_timestamp()",
+            OperatorAction::Fail,
+            "COMPLETED",
+        ),
+    ] {
+        let subject = postgres().await;
+        let (store, terms) = (subject.store.clone(), terms("waited-operator"));
+        store.claim(&terms, &[request("a", 1)]).await.expect("the store works");
+        run(&store, &format!("UPDATE processed_jobs SET {before}")).await;
+        let mut other = store.pool().begin().await.expect("PostgreSQL answers");
+        let text = format!("UPDATE processed_jobs SET {change}");
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *other).await.expect("the statement works");
+        let operating = tokio::spawn({
+            let (store, terms) = (store.clone(), terms.clone());
+            async move { store.operate(&terms, &key("a"), action, "tests").await }
+        });
+        until("the action waits", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        other.commit().await.expect("PostgreSQL answers");
+        let operated = operating.await.expect("no panic").expect("the store works");
+        assert!(operated.refused.is_some(), "{change}: {operated:?}");
+        assert_eq!(operated.after.kind().as_str(), refusal);
+        assert_eq!(state(&store, &terms.consumer, "a").await, operated.after);
+    }
+}
+
+/// A batch reads its rows together and writes them one by one. What comes between must be seen: here the first write is
+/// held up while the second row changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_changes_between_reading_and_writing_is_looked_at_again() {
+    let subject = postgres().await;
+    let (store, terms) = (subject.store.clone(), terms("between"));
+    run(
+        &store,
+        "CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             PERFORM pg_advisory_xact_lock(hashtext(current_schema()));
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER hold_up BEFORE UPDATE ON processed_jobs
+         FOR EACH ROW WHEN (OLD.idempotency_key = 'a') EXECUTE FUNCTION hold_up()",
+    )
+    .await;
+    store.claim(&terms, &[request("a", 1), request("b", 1)]).await.expect("the store works");
+
+    const RECEIVED: &str = "status = 'RECEIVED', token = NULL, locked_until = NULL, fence = 1, attempts = 1,
+                            next_attempt_at = NULL, failure_kind = NULL";
+    const LAPSED: &str =
+        "status = 'PROCESSING', token = '00000000-0000-0000-0000-000000000001', locked_until = 'epoch'";
+    const DUE: &str = "status = 'FAILED', failure_kind = 'transient', next_attempt_at = 'epoch'";
+    // The tries of the last are used up before and after; the row goes on naming the claim that used the last.
+    const USED_UP: &str = "status = 'PROCESSING', token = '00000000-0000-0000-0000-000000000001',
+                           locked_until = 'epoch', attempts = 5";
+    for (number, (before, change, told)) in (10..).zip([
+        (RECEIVED, "status = 'COMPLETED'", "Duplicate, by nobody"),
+        (RECEIVED, "fence = 7", "try 2, claim 8"),
+        (RECEIVED, "attempts = 3", "try 4, claim 2"),
+        (RECEIVED, "payload_hash = payload_hash", "try 2, claim 2"),
+        (LAPSED, "locked_until = clock_timestamp() + interval '1 hour'", "InProgress, by 1"),
+        (USED_UP, "token = '00000000-0000-0000-0000-000000000008'", "Exhausted, by 8"),
+        (DUE, "next_attempt_at = clock_timestamp() + interval '1 hour'", "NotDue, by nobody"),
+        (DUE, "failure_kind = 'terminal', next_attempt_at = NULL", "Exhausted, by nobody"),
+    ]) {
+        run(&store, &format!("UPDATE processed_jobs SET {RECEIVED}")).await;
+        run(&store, &format!("UPDATE processed_jobs SET {before} WHERE idempotency_key = 'b'")).await;
+        let mut gate = store.pool().begin().await.expect("PostgreSQL answers");
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtext(current_schema()))")
+            .execute(&mut *gate)
+            .await
+            .expect("nobody else has it");
+        let claiming = tokio::spawn({
+            let (store, terms) = (store.clone(), terms.clone());
+            async move { store.claim(&terms, &[request("a", number), request("b", number + 100)]).await }
+        });
+        until("the claim is held up", &store, |sessions| sessions.iter().any(|session| session.waits_for_lock)).await;
+        run(&store, &format!("UPDATE processed_jobs SET {change} WHERE idempotency_key = 'b'")).await;
+        gate.rollback().await.expect("PostgreSQL answers");
+        let answers = claiming.await.expect("no panic").expect("the store works");
+        assert!(is_run(answers[0].decision));
+        let found = match answers[1].decision {
+            Decision::Run(run) => format!("try {}, claim {}", run.attempt, run.fence),
+            other => {
+                let name = format!("{other:?}").split(' ').next().unwrap_or_default().to_owned();
+                let token = state(&store, &terms.consumer, "b").await.token();
+                format!("{name}, by {}", token.map_or("nobody".to_owned(), |token| token.0.as_u128().to_string()))
+            }
+        };
+        assert_eq!(found, told, "{change}");
+    }
 }
 
 /// Each of two batches holds what the other wants next, unless both lock in one order.
