@@ -53,16 +53,20 @@ fn main() -> ExitCode {
 async fn run(args: &Args) -> Result<Report, Failure> {
     let mut report = Report::default();
     let tables = Tables::new(args)?;
+    let measured = measure(args, &tables, &mut report).await;
+    // Also of a run that went wrong.
+    tables.drop_used().await?;
+    measured.map(|()| report)
+}
+
+async fn measure(args: &Args, tables: &Tables, report: &mut Report) -> Result<(), Failure> {
     for part in &args.parts {
         match part {
-            Part::Statements => statements::measure(&tables, &mut report).await?,
-            Part::Memory => memory::measure(args, &tables, &mut report).await?,
-            Part::Duplicates => duplicates::measure(args, &tables, &mut report).await?,
-            Part::Growth => growth::measure(args, &tables, &mut report).await?,
+            Part::Statements => statements::measure(tables, report).await?,
+            Part::Memory => memory::measure(args, tables, report).await?,
+            Part::Duplicates => duplicates::measure(args, tables, report).await?,
+            Part::Growth => growth::measure(args, tables, report).await?,
         }
     }
-    if !args.keep {
-        tables.drop_all().await?;
-    }
-    Ok(report)
+    Ok(())
 }

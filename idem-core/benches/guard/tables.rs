@@ -1,7 +1,7 @@
 //! The guard's table in schemas of its own, young or filled with old rows, whole or in parts.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use idem_core::store::{PgStore, Store, StoreOptions};
 use idem_core::{Guard, Guarded};
@@ -35,6 +35,8 @@ pub struct Tables {
     url: String,
     keep: bool,
     admin: PgPool,
+    /// What this run made or used.
+    used: Mutex<Vec<String>>,
 }
 
 /// One schema with the guard's tables and `invoices`.
@@ -53,12 +55,13 @@ impl Tables {
             |_| "IDEM_TEST_POSTGRES_URL names no server, such as postgres://postgres@127.0.0.1:5432/postgres",
         )?;
         let admin = PgPoolOptions::new().max_connections(1).connect_lazy(&url)?;
-        Ok(Self { url, keep: args.keep, admin })
+        Ok(Self { url, keep: args.keep, admin, used: Mutex::default() })
     }
 
     /// A table with `rows` old rows, all completed.
     pub async fn table(&self, name: &'static str, rows: u64, partitioned: bool) -> Result<Table, Failure> {
         let schema = schema(name);
+        self.used.lock().expect("nothing panics while it is held").push(schema.clone());
         if self.keep && self.is_filled(&schema, rows).await? {
             let table = self.open(name, partitioned).await?;
             let known = table.number("SELECT coalesce(max(n), 0) FROM progress").await?;
@@ -95,9 +98,11 @@ impl Tables {
         Ok(Table { name, url, guard: Guard::new(Arc::new(store)), pool, next: AtomicU64::new(0) })
     }
 
-    pub async fn drop_all(&self) -> Result<(), Failure> {
-        for name in ["statements", "memory", "duplicates", "small", "huge", "parts"] {
-            run(&self.admin, format!("DROP SCHEMA IF EXISTS {} CASCADE", schema(name))).await?;
+    /// Drops what this run has used, unless it is to be kept. Others stay: filling them takes minutes.
+    pub async fn drop_used(&self) -> Result<(), Failure> {
+        let used = std::mem::take(&mut *self.used.lock().expect("nothing panics while it is held"));
+        for schema in used.into_iter().filter(|_| !self.keep) {
+            run(&self.admin, format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await?;
         }
         Ok(())
     }
@@ -144,7 +149,7 @@ impl Table {
     }
 
     /// Inserts rows as the guard would leave them, one by one in the order of no index.
-    async fn fill(&self, rows: u64) -> Result<(), Failure> {
+    pub async fn fill(&self, rows: u64) -> Result<(), Failure> {
         let end = self.fresh(rows).end;
         let first = end - rows;
         let filler = async |place: u64| -> Result<(), Failure> {
