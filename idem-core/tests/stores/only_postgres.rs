@@ -797,6 +797,57 @@ async fn no_statement_scans_a_young_table() {
     assert!(scans <= 2, "the whole table was read {scans} times; the building of its two indexes counts as two");
 }
 
+/// Renewals and counts began when the table was all but empty, and no one has looked at its statistics since. A plan of then
+/// would read every row of the consumer for each key.
+#[tokio::test]
+async fn a_table_that_has_grown_is_not_read_by_plans_of_its_youth() {
+    const GROWN: i64 = 20_000;
+    let subject = postgres().await;
+    let (store, terms) = (&subject.store, terms("plans"));
+    run(store, "ALTER TABLE processed_jobs SET (autovacuum_enabled = off)").await;
+    let requests: Vec<_> = (0..100).map(|n| request(&format!("held/{n}"), 1 + n)).collect();
+    store.claim(&terms, &requests).await.expect("the store works");
+    let held: Vec<_> = requests.iter().map(|request| (request.key.clone(), request.token)).collect();
+    let counts: Vec<_> = requests.iter().map(|request| (request.key.clone(), 1)).collect();
+    let renew_and_count = async |times: usize| {
+        for _ in 0..times {
+            let renewed = store.renew(&terms, &held).await.expect("the store works");
+            assert!(renewed.iter().all(|renewal| *renewal == Renewal::Renewed), "{renewed:?}");
+            store.count_duplicates(&terms.consumer, &counts).await.expect("the store works");
+        }
+    };
+    // From the sixth time on the server may keep a plan.
+    renew_and_count(10).await;
+    let grow = format!(
+        "INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, created_at, updated_at)
+         SELECT 'plans', 'grown/' || n, 'RECEIVED', 0, 0, now(), now() FROM generate_series(1, {GROWN}) AS n"
+    );
+    run(store, &grow).await;
+    renew_and_count(10).await;
+    // Sessions report when they end.
+    store.close().await;
+    let watcher = PgStore::connect(&subject.schema.url, &StoreOptions::default()).await.expect("PostgreSQL answers");
+    let reported = async {
+        loop {
+            let entries: i64 = sqlx::query_scalar(
+                "SELECT idx_tup_read FROM pg_stat_user_indexes
+                 WHERE indexrelname = 'processed_jobs_pkey' AND schemaname = current_schema()",
+            )
+            .fetch_one(watcher.pool())
+            .await
+            .expect("PostgreSQL answers");
+            if entries > 0 {
+                return entries;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let entries = timeout(Duration::from_secs(20), reported).await.expect("the sessions report");
+    // Twenty times each, two searches for each of a hundred keys; while it was small, a walk along all of it may have been
+    // the cheaper way. One plan of its youth would read the grown rows ten times over.
+    assert!(entries < 5 * GROWN, "{entries} entries of the index were read");
+}
+
 #[tokio::test]
 async fn the_application_has_connections_of_its_own() {
     let subject = postgres_with(&short().max_connections(1), |schema| schema.url.clone()).await;

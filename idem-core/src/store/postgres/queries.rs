@@ -134,22 +134,26 @@ WHERE j.status = 'PROCESSING' AND j.token = excluded.token
 RETURNING j.idempotency_key";
 
 /// Locks in the order of the keys, and leaves locked rows to be looked at one by one: somebody's open transaction must not
-/// hold up the other renewals. A key goes with the token at the same place.
+/// hold up the other renewals. Each key is searched for by itself, as in [`LOAD`], and written as in [`COMPLETE`]: as joins,
+/// both parts would read every row of the consumer while the planner takes the table for a young one, each as often as there
+/// are keys. The insert always conflicts, because what is locked cannot go away.
 const RENEW: &str = "
 WITH held AS MATERIALIZED (
-    SELECT idempotency_key
-    FROM processed_jobs
-    WHERE consumer_name = $1 AND idempotency_key = ANY ($2::text[]) AND status = 'PROCESSING'
-      AND token = ($3::uuid[])[array_position($2::text[], idempotency_key::text)]
-      AND locked_until > clock_timestamp()
-    ORDER BY idempotency_key
-    FOR NO KEY UPDATE SKIP LOCKED
+    SELECT p.idempotency_key
+    FROM unnest($2::text[], $3::uuid[]) AS k (key, token)
+    CROSS JOIN LATERAL (
+        SELECT idempotency_key
+        FROM processed_jobs
+        WHERE consumer_name = $1 AND idempotency_key = k.key AND status = 'PROCESSING' AND token = k.token
+          AND locked_until > clock_timestamp()
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS p
 )
-UPDATE processed_jobs AS j
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, created_at, updated_at)
+SELECT $1, held.idempotency_key, 'RECEIVED', 0, 0, clock_timestamp(), clock_timestamp() FROM held
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
 SET locked_until = clock_timestamp() + $4 * interval '1 microsecond', updated_at = clock_timestamp()
-FROM held
-WHERE j.consumer_name = $1 AND j.idempotency_key = held.idempotency_key
-RETURNING j.idempotency_key";
+RETURNING idempotency_key";
 
 const RESULT: &str = "
 SELECT result FROM processed_jobs WHERE consumer_name = $1 AND idempotency_key = $2 AND status = 'COMPLETED'";
@@ -162,19 +166,23 @@ SELECT $1, k.key, 'COMPLETED', 1, 1, clock_timestamp(), clock_timestamp(), k.res
 FROM unnest($2::text[], $3::bytea[], $4::text[]) AS k (key, result, result_hash)
 ON CONFLICT (consumer_name, idempotency_key) DO UPDATE SET result = excluded.result, result_hash = excluded.result_hash";
 
-/// Locks in the order of the keys, and leaves out rows that somebody else writes: a count may not hold anybody up.
+/// Locks in the order of the keys, and leaves out rows that somebody else writes: a count may not hold anybody up. In the shape
+/// of [`RENEW`], and for its reasons.
 const COUNT_DUPLICATES: &str = "
 WITH counted AS MATERIALIZED (
-    SELECT j.idempotency_key, k.times
+    SELECT p.idempotency_key, k.times
     FROM unnest($2::text[], $3::bigint[]) AS k (key, times)
-    JOIN processed_jobs AS j ON j.consumer_name = $1 AND j.idempotency_key = k.key
-    ORDER BY j.idempotency_key
-    FOR NO KEY UPDATE OF j SKIP LOCKED
+    CROSS JOIN LATERAL (
+        SELECT idempotency_key
+        FROM processed_jobs
+        WHERE consumer_name = $1 AND idempotency_key = k.key
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS p
 )
-UPDATE processed_jobs AS j
-SET duplicates = j.duplicates + counted.times, last_duplicate_at = clock_timestamp()
-FROM counted
-WHERE j.consumer_name = $1 AND j.idempotency_key = counted.idempotency_key";
+INSERT INTO processed_jobs AS j (consumer_name, idempotency_key, status, fence, attempts, duplicates, created_at, updated_at)
+SELECT $1, counted.idempotency_key, 'RECEIVED', 0, 0, counted.times, clock_timestamp(), clock_timestamp() FROM counted
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
+SET duplicates = j.duplicates + excluded.duplicates, last_duplicate_at = clock_timestamp()";
 
 /// By the key and not by the place of the row, which in a partitioned table is not unique. The row is locked and looked at
 /// once more before it goes. A row ended after it was made, so the index on `created_at` finds the old ones; the clock is in a
