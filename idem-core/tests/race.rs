@@ -245,6 +245,8 @@ impl Worker {
         };
         let said = || std::fs::read_to_string(&self.output).unwrap_or_default();
         assert!(status.success(), "IDEM_TEST_SEED={}: a worker failed: {}", seed(), said());
+        // It may have ended by itself in the moment in which it was to be frozen.
+        self.frozen_until = None;
         self.ended = true;
         true
     }
