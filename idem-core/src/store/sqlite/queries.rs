@@ -142,14 +142,16 @@ SET result = CAST(j.value ->> 'result' AS BLOB), result_hash = j.value ->> 'resu
 FROM json_each(?2) AS j
 WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'";
 
+/// One search for each key. Joined with the table instead, every row of the consumer could be compared with every key.
 const COUNT_DUPLICATES: &str = concat!(
     "
-UPDATE processed_jobs
-SET duplicates = duplicates + (j.value ->> 'times'), last_duplicate_at = ",
-    now!(),
-    "
+INSERT INTO processed_jobs (consumer_name, idempotency_key, status, fence, attempts, duplicates, created_at, updated_at)
+SELECT ?1, j.value ->> 'key', 'RECEIVED', 0, 0, j.value ->> 'times', 0, 0
 FROM json_each(?2) AS j
-WHERE consumer_name = ?1 AND idempotency_key = j.value ->> 'key'"
+WHERE EXISTS (SELECT 1 FROM processed_jobs AS p WHERE p.consumer_name = ?1 AND p.idempotency_key = j.value ->> 'key')
+ON CONFLICT (consumer_name, idempotency_key) DO UPDATE
+SET duplicates = duplicates + excluded.duplicates, last_duplicate_at = ",
+    now!()
 );
 
 /// Rows that ended long ago. There is no index for it: this reads the table, and is therefore not done while the file is
